@@ -70,16 +70,6 @@ pub enum Event {
         /// A grammar binds its sampling.
         bound: bool,
     },
-    /// A later plain request goes no further: what the backend sampled next is barred by the
-    /// grammar of the output, which the backend does not apply to it.
-    Barred,
-    /// The answer to [`PlainRequest::Allowed`].
-    Allowed {
-        /// The token.
-        token: TokenId,
-        /// It ends the text.
-        ends: bool,
-    },
     /// A plain request has ended.
     PlainEnded(Finish),
     /// The model drafter's answer to `Draft`.
@@ -157,9 +147,6 @@ pub enum PlainRequest {
         /// Maximum output tokens of this plain request.
         max_tokens: u32,
     },
-    /// Continues from the whole context for one token, of those that the grammar of the output
-    /// allows there.
-    Allowed,
 }
 
 /// A piece of output.

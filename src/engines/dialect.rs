@@ -12,7 +12,6 @@ pub mod guarantees;
 pub mod listed;
 pub mod llamacpp;
 pub mod lmdeploy;
-pub mod masked;
 pub mod onnx;
 pub mod openai;
 pub mod origin;
@@ -27,21 +26,17 @@ pub mod triton;
 pub mod trtllm;
 pub mod vllm;
 
-use std::sync::Arc;
-
 use serde_json::Value;
 
-use crate::masks::{Mask, Shown};
 use crate::openai::{Additive, Listed, Request, Route, Sampling};
-use crate::text::Tokenizer;
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
-use foretell_core::words::{Row, TokenContext, VerifyMethod, VerifyResult};
+use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
 
 use body::Ids;
 pub use chunk::{Chunk, FirstToken};
-pub use engine::{BrokenEnd, CallsEnd, Engine, Load, MaxTokens, Noise, RowShape};
+pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use quirks::{CacheSetting, Quirks, Usual};
 pub use recognise::{Answers, Foreign, Question};
@@ -156,15 +151,12 @@ pub struct Context<'a> {
     pub output: &'a [TokenId],
     /// Both as JSON text; `None` if not written yet.
     json: Option<&'a str>,
-    /// The grammar that binds the output and that the engine does not apply to later requests;
-    /// `None` if there is none.
-    pub mask: Option<&'a Mask>,
 }
 
 impl<'a> Context<'a> {
     /// Prompt and output for `model`.
     pub const fn new(model: &'a str, prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
-        Self { model, prompt, output, json: None, mask: None }
+        Self { model, prompt, output, json: None }
     }
 
     /// The context of a request for `model`, with its JSON text if that has been written.
@@ -174,14 +166,7 @@ impl<'a> Context<'a> {
             prompt: token_context.prompt(),
             output: token_context.output(),
             json: token_context.json(),
-            mask: None,
         }
-    }
-
-    /// The same under a grammar.
-    #[must_use]
-    pub const fn under(self, mask: Option<&'a Mask>) -> Self {
-        Self { mask, ..self }
     }
 
     /// Prompt and output as JSON text, written once for all positions of a round.
@@ -223,15 +208,6 @@ pub struct Call {
     pub path: &'static str,
     /// JSON text of the body.
     pub body: Vec<u8>,
-}
-
-/// The tokens among which the engine is asked to sample.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Among {
-    /// These.
-    These(Vec<TokenId>),
-    /// All but these.
-    Others(Vec<TokenId>),
 }
 
 /// The verify requests of a draft: all calls have to be answered, in any order.
@@ -285,22 +261,11 @@ pub enum PromptAnswer {
     Rendered {
         /// The ids of its prompt.
         prompt: Vec<TokenId>,
-        /// The grammar that binds its sampling.
-        binding: Binding,
+        /// A grammar binds its sampling.
+        bound: bool,
     },
     /// One more call has to be made.
     Ask(Call),
-}
-
-/// The grammar that binds the sampling of a request, as the engine renders it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Binding {
-    /// Nothing.
-    None,
-    /// A structural tag, as JSON text.
-    Tag(Arc<str>),
-    /// Another grammar.
-    Other,
 }
 
 /// Builds the calls to one kind of engine, and reads its answers. The identified engine is an
@@ -451,66 +416,6 @@ pub trait Codec: Sync {
         sampling: &Sampling,
         max_tokens: u32,
     ) -> Call;
-
-    /// The call for one token behind the context, of those that `among` leaves; `None` if the
-    /// engine cannot be asked for that. Its answer is read by [`Codec::one`].
-    fn one_call(&self, context: &Context<'_>, sampling: &Sampling, among: &Among) -> Option<Call> {
-        let _ = (context, sampling, among);
-        None
-    }
-
-    /// Reads the answer to [`Codec::one_call`]: its token, and if that ends the text.
-    ///
-    /// # Errors
-    /// [`Unreadable`]: it has not one token.
-    fn one(&self, context: &Context<'_>, body: &[u8]) -> Result<Row, Unreadable> {
-        let _ = (context, body);
-        Err(Unreadable("no single token is asked for"))
-    }
-
-    /// Calls that show which library makes the server's grammars, each with the tokens of which its
-    /// answer may have one; `None` where the vocabulary cannot show it.
-    fn library_calls(&self, engine: &Engine, tokenizer: &Tokenizer) -> Option<Vec<(Call, Vec<TokenId>)>> {
-        let _ = (engine, tokenizer);
-        None
-    }
-
-    /// True if the answer to one of [`Codec::library_calls`] has one of the wanted tokens; `None`
-    /// if it is not readable.
-    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> Option<bool> {
-        let _ = (wanted, body);
-        None
-    }
-
-    /// The library by which the server makes its grammars, as the first answers to
-    /// [`Codec::library_calls`] have shown.
-    fn library(&self, shown: &[bool]) -> Shown {
-        let _ = shown;
-        Shown::Other
-    }
-
-    /// The call that scores the end of an output behind what comes before it; `None` if the engine
-    /// has no such call. Its answer is read by [`Codec::agrees`].
-    fn score_end(&self, context: &Context<'_>, scored: &[TokenId]) -> Option<Call> {
-        let _ = (context, scored);
-        None
-    }
-
-    /// True if every token of the scored end of an output is the likeliest that the mask allows,
-    /// wherever the scores decide that.
-    ///
-    /// # Errors
-    /// [`Unreadable`]: it is no answer with a score for each token.
-    fn agrees(
-        &self,
-        context: &Context<'_>,
-        scored: &[TokenId],
-        mask: &Mask,
-        body: &[u8],
-    ) -> Result<bool, Unreadable> {
-        let _ = (context, scored, mask, body);
-        Err(Unreadable("no output is scored"))
-    }
 
     /// Reads one event of a plain request's stream.
     ///

@@ -8,7 +8,6 @@
 //! | [`text`] | tokenizer, incremental detokenizer, chat template, translation between vocabularies |
 //! | [`parse`] | the output parsers of servers: reasoning, content, tool calls |
 //! | [`openai`] | the wire of clients, and the table of every parameter |
-//! | [`masks`] | the tokens that a server's grammar allows at each place of an output |
 //! | [`translation`] | what translations of other APIs into chats share |
 //! | [`anthropic`], [`responses`] | the Messages API, and the Responses API, as translations of chats |
 //! | [`dialect`] | the API of each engine: its requests, its answers, its habits (`QUIRKS`) |
@@ -18,7 +17,6 @@
 
 pub mod anthropic;
 pub mod dialect;
-pub mod masks;
 pub mod openai;
 pub mod parse;
 pub mod policy;

@@ -86,9 +86,6 @@ pub struct Request<'a> {
     pub may_call: bool,
     /// All calls but the first are left out (`parallel_tool_calls: false`).
     pub single_call: bool,
-    /// A whole answer has an empty content rather than none or spaces, as where vLLM was told to
-    /// call.
-    pub empty_content: bool,
     /// Variables of the chat template: `chat_template_kwargs`, the server's defaults included.
     pub template: Option<&'a Map<String, Value>>,
     /// Ids of the rendered prompt.
@@ -109,28 +106,6 @@ impl fmt::Display for Parsers {
         let (tools, reasoning) =
             (self.tools.map(ToolFormat::name), self.reasoning.map(ReasoningFormat::name));
         write!(f, "tools {}, reasoning {}", tools.unwrap_or("none"), reasoning.unwrap_or("none"))
-    }
-}
-
-/// Tokens that end the reasoning of an output.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReasoningEnds {
-    /// The content begins behind this token.
-    pub marker: TokenId,
-    /// It begins with one of these: the first tokens of calls.
-    pub first: Vec<TokenId>,
-}
-
-impl ReasoningEnds {
-    /// Number of these tokens behind the prompt after which the content begins; `None` if they are
-    /// reasoning that goes on.
-    pub fn content(&self, mut tokens: impl Iterator<Item = TokenId>) -> Option<usize> {
-        let mut before = 0;
-        let end = tokens.find(|token| {
-            before += 1;
-            *token == self.marker || self.first.contains(token)
-        })?;
-        Some(if end == self.marker { before } else { before - 1 })
     }
 }
 
@@ -234,39 +209,6 @@ impl Parsers {
         self.tools.map_or_else(|| formats::plain_call_id(random), |format| format.call_id(random))
     }
 
-    /// True if the reasoning of every output ends at a token that [`Self::reasoning_ends`] knows.
-    pub const fn end_reasoning_by_token(self) -> bool {
-        !matches!(self.reasoning, Some(ReasoningFormat::GptOss | ReasoningFormat::Mistral))
-    }
-
-    /// The tokens that end the reasoning of an output behind the prompt; `None` if it begins with
-    /// content.
-    ///
-    /// # Errors
-    /// It ends otherwise than at a token.
-    pub fn reasoning_ends(
-        self,
-        request: &Request<'_>,
-        vocabulary: &Vocabulary<'_>,
-    ) -> Result<Option<ReasoningEnds>, Unsure> {
-        match Pair::from(self).reasoning {
-            _ if !self.end_reasoning_by_token() => Err(Unsure),
-            None => Ok(None),
-            Some(Thoughts::Grammar(grammar)) => {
-                let setup = Pair::setup(request, vocabulary, grammar);
-                if setup.has_ended(request.prompt) {
-                    Ok(None)
-                } else {
-                    setup.reasoning_end().map(Some).ok_or(Unsure)
-                }
-            }
-            Some(kind) => {
-                let think = Pair::think(kind, request, vocabulary)?;
-                Ok(think.filter(|think| !think.has_ended(request.prompt)).map(Think::reasoning_ends))
-            }
-        }
-    }
-
     /// The parser of one streamed answer, from its first token.
     ///
     /// # Errors
@@ -304,10 +246,6 @@ impl Parsers {
         };
         if request.single_call {
             whole.calls.truncate(1);
-        }
-        if request.empty_content {
-            let blank = whole.content.take().filter(|text| !python::strip(text).is_empty());
-            whole.content = Some(blank.unwrap_or_default());
         }
         Ok(whole)
     }

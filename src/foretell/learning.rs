@@ -7,7 +7,6 @@ pub mod cipher;
 pub mod comparison;
 pub mod corpus;
 pub mod grammars;
-pub mod masks;
 pub mod recording;
 pub mod shared;
 pub mod snapshot;

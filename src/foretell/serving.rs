@@ -16,7 +16,6 @@ mod grammar;
 mod head;
 pub mod live;
 mod logprobs;
-mod masks;
 pub mod mode;
 mod parsing;
 mod plain;
@@ -39,7 +38,6 @@ use crate::clock::Clock;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Identity, ServerKnowledge};
 use crate::learning::Learnt;
-use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::corpus::{CorpusAccess, CorpusHandle};
 use crate::learning::recording::{Record, Recorder};
 use crate::observe::Observer;
@@ -51,7 +49,6 @@ use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
 use crate::serving::exchange::{Exchange, Serve, Served};
 use crate::serving::grammar::Grammar;
-use crate::serving::masks::Followed;
 use crate::serving::plan::SessionPlan;
 use crate::serving::ruling::Rulebook;
 use crate::serving::run::Run;
@@ -148,42 +145,22 @@ impl SessionRunner {
         if !tells || stops {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
-        let grammar = Grammar::of(identity, request, &traits, self.clock.now());
-        if !grammar.is_native(identity, request) {
+        if Grammar::of(identity, request, &traits, self.clock.now()) == Grammar::Told(true) {
             return Some(Permission::Plain(PlainReason::Grammar));
         }
         if let Some(narrowed) = logprobs::permission(identity, request, &traits) {
             return Some(narrowed);
         }
-        let followed = self.followed(identity, request, &traits, &grammar);
         let chat = request.route == Route::Chat;
-        match chat.then(|| parsing::permission(identity, request, &traits)).flatten() {
-            plain @ Some(Permission::Plain(_)) => plain,
-            parsed => followed.and_then(|followed| followed.permission()).or(parsed),
-        }
+        chat.then(|| parsing::permission(identity, request, &traits)).flatten()
     }
 
-    fn followed(
-        &self,
-        identity: &Identity,
-        request: &Request,
-        traits: &AnswerTraits,
-        grammar: &Grammar,
-    ) -> Option<Followed> {
-        let sampling = identity.engine.sampling(request).0;
-        Followed::of(identity, request, &sampling, grammar, traits, self.clock.now())
-    }
-
-    /// The state of the output parsers and of the grammar for this request, in words for the
+    /// The state of the output parsers and of log-probabilities for this request, in words for the
     /// operator; empty if they do not matter, or have proved themselves.
     pub fn proof_notes(&self, identity: &Identity, request: &Request) -> Vec<String> {
         let traits = self.setup.learnt.answer_traits(identity);
-        let grammar = Grammar::of(identity, request, &traits, self.clock.now());
-        let followed = self.followed(identity, request, &traits, &grammar);
-        let unknown = !grammar.is_native(identity, request);
-        let note = followed.and_then(|followed| followed.note()).or_else(|| unknown.then(|| grammar.note()));
         let texts = logprobs::note(identity, request, &traits);
-        parsing::note(identity, request, &traits).into_iter().chain(note).chain(texts).collect()
+        parsing::note(identity, request, &traits).into_iter().chain(texts).collect()
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.
@@ -212,14 +189,6 @@ impl SessionRunner {
         let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
         let answer_traits = self.setup.learnt.answer_traits(identity);
         let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
-        let followed = self.followed(identity, request, &answer_traits, &grammar);
-        let mask = followed.and_then(|followed| followed.mask(identity, request)).map(Arc::new);
-        let bound = mask.is_none() && masks::binds(identity, &ruling.sampling, &grammar);
-        // The grammar that had proved itself may have been dropped since.
-        let permission = match permission {
-            Permission::Speculate if bound => Permission::Shadow(PlainReason::Grammar),
-            permission => permission,
-        };
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = if identity.engine.dialect.quirks().shares_noise {
@@ -260,7 +229,7 @@ impl SessionRunner {
         // speculated on.
         let present = permission.never().map(|_| Presence::new(self.setup.learnt.control(identity, backend)));
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
-        let parses = parsing::applies(identity, request) && grammar.is_native(identity, request);
+        let parses = parsing::applies(identity, request);
         let first_call = match permission.never() {
             Some(_) => None,
             None => Some(
@@ -278,8 +247,6 @@ impl SessionRunner {
                 limits,
                 parses,
                 grammar,
-                mask,
-                bound,
             }),
             drawn,
             control,

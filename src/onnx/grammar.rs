@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use foretell_core::units::TokenId;
-use foretell_engines::masks::in_words;
 use foretell_engines::openai::{Grammar, Language};
 use foretell_engines::text::Tokenizer;
 
@@ -165,6 +164,12 @@ fn top_level(grammar: &Grammar) -> TopLevelGrammar {
             TopLevelGrammar::from_lark(format!("start: TEXT\nTEXT: {}", texts.join(" | ")))
         }
     }
+}
+
+/// An error of llguidance in one line.
+fn in_words(error: &str) -> String {
+    let words: Vec<&str> = error.trim_end_matches("<non-verbose/>").split_whitespace().collect();
+    words.join(" ").chars().take(400).collect()
 }
 
 /// A place in a text of a grammar.

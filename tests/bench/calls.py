@@ -15,7 +15,7 @@ multi-turn         the first TURNS turns of a conversation: question, calls, res
 chat               HumanEval's tasks without tools
 forced             as single, with `tool_choice: required`
 schema             as single, with the schema of its first tool as `response_format`; both before our own
-                   target only: elsewhere a grammar has to prove itself first (schemas.py)
+                   target only: they are passed through elsewhere
 repeat             a call of BFCL's tools to be repeated, after two examples, for models that seldom
                    make one in this form by themselves
 

@@ -2,7 +2,6 @@
 """Records what vLLM's own output parsers say: tests/goldens/parsers/PAIR.json.
 
     VLLM/bin/python tests/engines/parsers.py [PAIR]...        offline, on the processor, without weights
-    VLLM/bin/python tests/engines/parsers.py --grammars       tests/goldens/grammar_starts.json, of all pairs with reasoning
 
 Runs inside a virtual environment of vLLM. A pair is a tool parser and a reasoning parser. Each case is an
 output as tokens of a small tokenizer (TOKENIZER: a folder of Hugging Face files) that the markers of the
@@ -14,9 +13,6 @@ family are added to, run through the server's class `Parser` twice: token by tok
                 "decode_special", "stream": {"reasoning", "content", "calls": [[NAME, ARGUMENTS, ID]], "reasoning_tokens"},
                 "chunked": true where the server itself joins to something else when fed three tokens at a time,
                 "whole": the same with null where the server says null; null if it fails}]}
-
-grammar_starts.json has for each of these cases the number of its tokens before those that vLLM feeds to a grammar, as its
-own `StructuredOutputManager` says; null where reasoning goes on.
 
 gpt-oss has a parser that knows one vocabulary: its pairs need TIKTOKEN_ENCODINGS_BASE, a folder with the file
 o200k_base.tiktoken (as the package openai_harmony reads it), and no TOKENIZER.
@@ -738,43 +734,8 @@ class Recorder:
         print(self.name, len(done), "cases")
 
 
-def grammar_start(recorder, case):
-    """Number of the tokens before the first that is fed to a grammar; `None` if there is none."""
-    from types import SimpleNamespace
-
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    template, prompt, ids = case["template"], case["prompt"], [token for token, _ in case["tokens"]]
-    tools = ("auto" if case["tools"] else "none") if case["has_tools"] else "absent"
-    request = recorder.request(tools, template)
-    parser = recorder.parser(request, template)
-    parser.adjust_request(request)
-    reasoner = ReasoningParserManager.get_reasoning_parser(recorder.family.reasoning)(recorder.tokenizer, chat_template_kwargs=template)
-    manager = SimpleNamespace(enable_in_reasoning=False, _get_reasoner=lambda _: reasoner)
-    structured = SimpleNamespace(reasoning_ended=request.resolve_reasoning_ended(parser, prompt))
-    asked = SimpleNamespace(structured_output_request=structured, prompt_token_ids=prompt, all_token_ids=list(prompt))
-    start = StructuredOutputManager._get_constraint_bounds(manager, asked, ids).grammar_start
-    return start if start <= len(ids) else None
-
-
-def record_grammars():
-    starts = {}
-    for name, family in PAIRS.items():
-        if not family.reasoning or "gptoss" in family.reasoning:
-            continue
-        recorder = Recorder(name, family)
-        cases = json.loads((GOLDENS / f"{name}.json").read_text())["cases"]
-        starts |= {f"{name}/{case['name']}": grammar_start(recorder, case) for case in cases}
-    path = GOLDENS.parent / "grammar_starts.json"
-    path.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(start)}" for name, start in starts.items()) + "\n}\n")
-    print(len(starts), "cases")
-
-
 def main():
     logging.disable(logging.CRITICAL)
-    if sys.argv[1:] == ["--grammars"]:
-        return record_grammars()
     for name in sys.argv[1:] or PAIRS:
         Recorder(name, PAIRS[name]).record()
 

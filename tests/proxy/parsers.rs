@@ -4,7 +4,6 @@
 mod grammars;
 mod messages;
 mod responses;
-mod tags;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -711,15 +710,18 @@ async fn a_request_that_bars_its_tools_is_speculated_on() {
     assert_eq!((got.parts, got.told.0.as_str()), (want.parts, "speculated"));
 }
 
-/// A strict tool: the server binds the sampling of the call by a grammar, and no later request.
+/// A single call: the server binds it by a grammar, and no later request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_a_grammar_binds_stays_plain() {
     let scene = Scene::proven(CALL).await;
-    let mut tool = weather();
-    tool["function"]["strict"] = json!(true);
-    let more = json!({"tools": [tool]});
-    let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
-    assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "grammar".to_owned())));
+    let more = json!({"parallel_tool_calls": false});
+    for _ in 0..3 {
+        let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
+        assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "grammar".to_owned())));
+        let (want, _) = ask_whole(scene.server.address(), &more).await;
+        let (got, told) = ask_whole(scene.proxy.gateway.addresses[0], &more).await;
+        assert_eq!((got, told), (want, ("plain".to_owned(), "grammar".to_owned())));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -736,21 +738,30 @@ async fn a_server_that_parses_differently_is_left_alone() {
 }
 
 #[rstest]
-#[case::stop_text(LATEST, json!({"stop": ["never there"]}), "stop")]
-#[case::forced_of_an_older("0.31.0", json!({"tool_choice": "required"}), "tool_choice")]
+#[case::stop_text(LATEST, json!({"stop": ["never there"]}), ["tools", "stop"])]
+#[case::required(LATEST, json!({"tool_choice": "required"}), ["structured", "tool_choice"])]
+#[case::required_of_an_older("0.31.0", json!({"tool_choice": "required"}), ["structured", "tool_choice"])]
+#[case::required_single(LATEST, json!({"tool_choice": "required", "parallel_tool_calls": false}), ["structured", "tool_choice"])]
+#[case::named(LATEST, json!({"tool_choice": {"type": "function", "function": {"name": "weather"}}}), ["structured", "tool_choice"])]
+#[case::strict(LATEST, json!({"tools": strict_tools()}), ["structured", "tools"])]
+#[case::strict_of_an_older("0.31.0", json!({"tools": strict_tools()}), ["structured", "tools"])]
+#[case::a_format_besides_tools(LATEST, json!({"response_format": {"type": "json_object"}}), ["structured", "response_format"])]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_are_relayed_by_name(
     #[case] version: &'static str,
     #[case] more: Value,
-    #[case] parameter: &str,
+    #[case] told: [&str; 2],
+    #[values(false, true)] stream: bool,
 ) {
     let scene = Scene::of(Server::vllm(CALL, Hermes::AsRead, version).await).await;
     let mut body =
         json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "tools": [weather()]});
+    body["stream"] = json!(stream);
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let post = post(Route::Chat.path(), "content-type: application/json\r\n", body.to_string().as_bytes());
     let message = Wire::connect(scene.proxy.gateway.addresses[0]).await.ask(post).await;
-    let told =
-        ["x-foretell-reason", "x-foretell-parameter"].map(|name| message.head.get(name).unwrap_or_default());
-    assert_eq!(told, ["tools", parameter], "{}", message.text());
+    let names = ["x-foretell-path", "x-foretell-reason", "x-foretell-parameter"];
+    let said = names.map(|name| message.head.get(name).unwrap_or_default());
+    assert_eq!(said, ["relayed", told[0], told[1]], "{}", message.text());
+    assert_eq!(scene.server.fatal(), Vec::<String>::new());
 }

@@ -1,65 +1,21 @@
-//! Output under a grammar before vLLM: at temperature 0 it is the server's own, token by token,
-//! above that as likely as the server's.
-
-mod others;
-mod refused;
-mod same;
+//! Structured output in front of vLLM: a grammar begins anew with every request there, so these
+//! requests are passed through, and nothing of them is compiled here.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use foretell::app::{Running, local};
 use foretell_engines::openai::Route;
+use rstest::rstest;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::client::{Answer, Ask, FORCED, panics, watch_panics};
-use crate::fakes::vllm::{Library, Options, Vllm};
+use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Temper, toy};
 use crate::wire::PATIENCE;
 
-const COMPLETIONS: &str = "/v1/completions";
-const SCORE: &str = "/inference/v1/generate";
-/// Wait for an answer to prove its grammar.
-const PROOF: Duration = Duration::from_secs(30);
 /// Speculates at every token, and has no control group.
 pub const EVERY: &str = "holdback: { start: 0, floor: 0 }\n";
-
-/// A text with JSON in it.
-const PROMPT: &str = "Answer with JSON: {\"name\": \"Bob\", \"age\": 42, \"tags\": [\"a\", \"b\"]}, \
-    {\"name\": \"Eve\", \"age\": 42, \"tags\": [\"a\", \"b\"]}, ";
-
-/// The path and the reason of an answer.
-fn told(answer: &Answer) -> (String, String) {
-    let told = answer.foretell();
-    let text = |name: &str| told[name].as_str().unwrap_or_default().to_owned();
-    let head = |name: &str| answer.message.head.get(name).unwrap_or_default().to_owned();
-    match text("path") {
-        path if path.is_empty() => (head("x-foretell-path"), head("x-foretell-reason")),
-        path => (path, text("reason")),
-    }
-}
-
-fn plain(reason: &str) -> (String, String) {
-    ("plain".to_owned(), reason.to_owned())
-}
-
-fn relayed(reason: &str) -> (String, String) {
-    ("relayed".to_owned(), reason.to_owned())
-}
-
-/// A request at temperature 0 that asks for this structure.
-fn asked(route: Route, stream: bool, structure: &Value, more: &Value) -> Ask {
-    let mut fields = json!({"prompt": PROMPT, "max_tokens": 48, "temperature": 0, "return_token_ids": true});
-    for part in [structure, more] {
-        fields.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
-    }
-    Ask::new(route, stream, fields)
-}
-
-fn schema(schema: &Value) -> Value {
-    json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}})
-}
 
 /// A server whose model likes to write JSON, and other things too.
 fn options(version: &'static str) -> Options {
@@ -75,15 +31,6 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A proxy before this server that speculates at every token.
-    async fn of(options: Options) -> Self {
-        Self::under(options, &[&format!("{FORCED}{EVERY}")]).await
-    }
-
-    async fn under(options: Options, policies: &[&str]) -> Self {
-        Self::with(options, policies, "", "").await
-    }
-
     /// `model`: more of the model in the process file, `backend`: more lines of its backend.
     pub async fn with(options: Options, policies: &[&str], model: &str, backend: &str) -> Self {
         watch_panics();
@@ -112,39 +59,23 @@ impl Scene {
         tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
     }
 
-    /// The answer through the proxy, which is the server's own. Returns its path and reason.
-    async fn alike(&self, ask: &Ask) -> (String, String) {
-        let (want, got) = (self.direct(ask).await, self.through(ask).await);
-        assert_eq!(got.plain, want.plain, "{ask:?} {:?}", told(&got));
-        assert_eq!((&got.ids, &got.prompt_ids), (&want.ids, &want.prompt_ids), "{ask:?} {:?}", told(&got));
-        told(&got)
-    }
-
-    /// Compares answers until the grammar has proved itself. Returns true if a draft then decided a
-    /// token; where none did, the answer is plain for that reason.
-    async fn proves(&self, ask: &Ask) -> bool {
-        let begun = Instant::now();
-        loop {
-            let told = self.alike(ask).await;
-            if told != plain("grammar") {
-                let reasons = ["undecided", "no_draft", "no_gain", "untrusted_ids", "held_back_text"];
-                let may = told.0 == "speculated" || (told.0 == "plain" && reasons.contains(&told.1.as_str()));
-                assert!(may, "{told:?}: {ask:?}");
-                return told.0 == "speculated";
-            }
-            assert!(begun.elapsed() < PROOF, "never speculated on: {ask:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+    /// The request is passed through as it is, and makes the proxy ask the server nothing.
+    async fn passes(&self, ask: &Ask, parameter: &str) {
+        let want = self.direct(ask).await;
+        self.engine.house.take_requests();
+        let got = self.through(ask).await;
+        let head = |name: &str| got.message.head.get(name).unwrap_or_default().to_owned();
+        let told = ["path", "reason", "parameter"].map(|name| head(&format!("x-foretell-{name}")));
+        assert_eq!(told, ["relayed", "structured", parameter], "{ask:?}");
+        // Above temperature 0 without a seed two answers differ.
+        if ask.fields["temperature"] == 0 {
+            assert_eq!((&got.plain, &got.ids), (&want.plain, &want.ids), "{ask:?}");
         }
-    }
-
-    /// Sends the request for so long that a proof would have come to its end.
-    async fn stays_plain(&self, ask: &Ask) {
-        for _ in 0..4 {
-            let is_greedy = ask.fields["temperature"] == 0;
-            let told = if is_greedy { self.alike(ask).await } else { told(&self.through(ask).await) };
-            assert_eq!(told, plain("grammar"), "{ask:?}");
-            self.is_quiet().await;
-        }
+        self.is_quiet().await;
+        let requests = self.engine.house.take_requests();
+        let sent: Vec<_> = requests.iter().filter(|request| request.path.starts_with("/v1/c")).collect();
+        assert_eq!(sent.len(), 1, "{ask:?}");
+        assert_eq!(sent[0].json().as_ref(), Some(&ask.body()), "{ask:?}");
     }
 
     /// Waits until no call has come for a while.
@@ -159,16 +90,6 @@ impl Scene {
         }
     }
 
-    /// The bodies of the proxy's own completions for one token among some, since the last call.
-    fn one_token_calls(&self) -> Vec<Value> {
-        let requests = self.engine.house.take_requests();
-        let bodies = requests.iter().filter(|request| request.path == COMPLETIONS);
-        let bodies = bodies.filter_map(crate::fakes::http::Request::json);
-        let among =
-            |body: &Value| body.get("allowed_token_ids").is_some() || body.get("logit_bias").is_some();
-        bodies.filter(|body| among(body) && body.get("structured_outputs").is_none()).collect()
-    }
-
     pub async fn leave(self) {
         self.is_quiet().await;
         assert_eq!(self.engine.house.fatal(), Vec::<String>::new());
@@ -179,4 +100,60 @@ impl Scene {
 /// All four ways to send a request.
 fn ways() -> [(Route, bool); 4] {
     [(Route::Completions, false), (Route::Completions, true), (Route::Chat, false), (Route::Chat, true)]
+}
+
+fn schema(schema: &Value) -> Value {
+    json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}})
+}
+
+fn asked(route: Route, stream: bool, structure: &Value, temperature: f64) -> Ask {
+    let mut fields = json!({"prompt": "Answer with JSON.", "max_tokens": 24, "temperature": temperature});
+    if temperature == 0.0 {
+        fields["temperature"] = json!(0);
+    }
+    fields.as_object_mut().unwrap().extend(structure.as_object().unwrap().clone());
+    Ask::new(route, stream, fields)
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn structured_output_is_passed_through(
+    #[values("0.24.0", "0.32.0", "0.33.0")] version: &'static str,
+    #[values(0.0, 0.8)] temperature: f64,
+) {
+    let scene = Scene::with(options(version), &[&format!("{FORCED}{EVERY}")], "", "").await;
+    let object = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let outputs = |name: &str, value: Value| json!({"structured_outputs": {name: value}});
+    for structure in [
+        json!({"response_format": {"type": "json_object"}}),
+        schema(&object),
+        outputs("json", object.clone()),
+        outputs("json_object", json!(true)),
+        outputs("regex", json!("yes")),
+        outputs("choice", json!(["yes", "no"])),
+        outputs("grammar", json!("root ::= \"yes\"")),
+    ] {
+        let (parameter, _) = structure.as_object().unwrap().iter().next().unwrap();
+        for (route, stream) in ways() {
+            scene.passes(&asked(route, stream, &structure, temperature), parameter).await;
+        }
+    }
+    scene.leave().await;
+}
+
+/// Schemas that end, hang or fill a process that compiles them. The server is the judge of them.
+#[rstest]
+#[case::stars(json!({"type": "string", "pattern": format!("a{}", "*".repeat(4_000))}))]
+#[case::counts(json!({"type": "string", "pattern": format!("a{}", "{0,1}".repeat(2_000))}))]
+#[case::nested_counts(json!({"type": "string", "pattern": "((a{0,50}b?){0,50}c?){0,50}"}))]
+#[case::optional_properties(json!({"type": "object", "minProperties": 300, "properties":
+    (0..600).map(|at| (format!("p{at}"), json!({"type": "integer"}))).collect::<serde_json::Map<_, _>>()}))]
+#[case::least_number(json!({"type": "integer", "minimum": i64::MIN}))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hostile_schema_is_passed_through_uncompiled(#[case] hostile: Value) {
+    let scene = Scene::with(options("0.33.0"), &[&format!("{FORCED}{EVERY}")], "", "").await;
+    for (route, stream) in ways() {
+        scene.passes(&asked(route, stream, &schema(&hostile), 0.0), "response_format").await;
+    }
+    scene.leave().await;
 }

@@ -279,7 +279,7 @@ impl Output {
     fn close(&mut self) {
         let Some(parsing) = &mut self.parsing else { return };
         parsing.finish();
-        let ends = parsing.has_called() && !self.ending.calls_end_as_text;
+        let ends = parsing.has_called();
         if ends && self.finish == Some(Finish::Stop) {
             self.finish = Some(Finish::ToolCalls);
         }

@@ -76,8 +76,6 @@ pub struct Ending {
     pub ignore_eos: bool,
     /// Stop texts count only beyond this many output tokens.
     pub min_tokens: u32,
-    /// Calls do not change the finish reason: they were forced by name (vLLM).
-    pub calls_end_as_text: bool,
 }
 
 /// Selects the stop text that counts if one token completes several. Engines differ.
@@ -125,11 +123,11 @@ impl Permission {
 
     /// Reason why the request will never be speculated on, whatever is measured meanwhile, so that
     /// it passes unchanged. `None` if it may be, or if only the comparison with the control group
-    /// prevents it now, or a parser or a grammar that has not proved itself yet.
+    /// prevents it now, or a parser that has not proved itself yet.
     pub fn never(self) -> Option<PlainReason> {
         match self {
             Self::Speculate
-            | Self::Shadow(PlainReason::GateControl | PlainReason::Parser | PlainReason::Grammar) => None,
+            | Self::Shadow(PlainReason::GateControl | PlainReason::Parser) => None,
             Self::Shadow(reason) | Self::Plain(reason) => Some(reason),
         }
     }

@@ -213,7 +213,7 @@ impl PlainReason {
             Self::Shadow => "the policy says shadow",
             Self::Switchback => "the replica is in a control window",
             Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
-            Self::Grammar => "a grammar binds its sampling, or may, and is not followed here, or not yet",
+            Self::Grammar => "the server binds the output by a grammar, or has not said yet that it does not",
             Self::NoDraft => "no drafter has a proposal",
             Self::HeldBackText => "the backend holds back text that may be part of a stop text",
             Self::NoVerifyMethod => "verify.allow has none of the exact methods of the server",

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Grammar, Language, Listed, Request, Route, Sampling};
-use crate::parse::{Forced, Parsers, call_grammar};
+use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling};
+use crate::parse::{Parsers, call_grammar, is_strict};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{VerifyMethod, VerifyResult};
@@ -140,9 +140,6 @@ pub struct Engine {
     /// A grammar goes on from the output that is sent with a request (our own target), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
-    /// It may make its grammars by a library that is known here, so that output under a grammar can
-    /// be held against that.
-    pub masks: bool,
     /// It lists log-probabilities by token ids, with every verification method and in later plain
     /// requests.
     pub logprobs: bool,
@@ -185,17 +182,6 @@ pub struct Engine {
     pub may_end: Vec<TokenId>,
 }
 
-/// When calls are the finish reason of an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallsEnd {
-    /// Where it would be `stop`; of an answer that is not streamed also where it was cut.
-    Whole,
-    /// Where it would be `stop`.
-    Stopped,
-    /// Never.
-    Never,
-}
-
 impl Engine {
     /// True if it identifies its process, so that a connection can be checked to lead to the same
     /// one.
@@ -229,7 +215,6 @@ impl Engine {
             parsers: Parsers::default(),
             unparsed: false,
             continues_grammar: false,
-            masks: false,
             logprobs: false,
             proposes: 0,
             speculates: false,
@@ -290,15 +275,8 @@ impl Engine {
 
     /// Reason why this request may not be speculated on here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
-        if let Some(refused) = self.refuses_rendered(request) {
+        if let Some(refused) = self.refuses_bound(request, sampling).or_else(|| self.refuses_rendered(request)) {
             return Some(refused);
-        }
-        let grammar = sampling.grammar.as_ref().filter(|_| !self.continues_grammar);
-        if let Some(grammar) = grammar.filter(|grammar| !self.follows(request, sampling, grammar)) {
-            return Some(Refused::by(RelayReason::Structured, grammar.parameter));
-        }
-        if request.forced.is_some() && sampling.grammar.is_none() && !self.follows_tag(request, sampling) {
-            return Some(Refused::by(RelayReason::Tools, "tool_choice"));
         }
         if sampling.logprobs.is_some() && !self.may_list(request, sampling) {
             return Some(Refused::by(RelayReason::Parameter, "logprobs"));
@@ -319,32 +297,22 @@ impl Engine {
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// True if the output of this request, which has no tools, may be held against its grammar
-    /// here.
-    fn follows(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
-        let known = !matches!(grammar.language, Language::Lark(_));
-        !request.tools && known && self.follows_output(request, sampling)
-    }
-
-    /// True if the output of this request may be held here against the structural tag that the
-    /// server makes of its tools, if it makes one.
-    pub fn follows_tag(&self, request: &Request, sampling: &Sampling) -> bool {
-        self.renders && self.follows_output(request, sampling)
-    }
-
-    /// True if an output under a grammar may be held against that here: at temperature 0, or where
-    /// nothing truncates the distribution. Reasoning before it is not under the grammar, so its end
-    /// has to be known; of completions, which no parser reads, it is not.
-    fn follows_output(&self, request: &Request, sampling: &Sampling) -> bool {
-        let draws = sampling.draws_freely() && !self.seeded;
-        let free = (sampling.plainly_greedy() || draws)
-            && sampling.min_tokens == 0
-            && !sampling.ignore_eos
-            && request.stop_token_ids.is_empty();
-        let scores = self.methods.contains(&VerifyMethod::Score);
-        let reasons = self.parsers.reasoning.is_some();
-        let ends = !reasons || (request.route == Route::Chat && self.parsers.end_reasoning_by_token());
-        self.masks && scores && ends && free
+    /// Reason for a request whose output a grammar binds: an engine applies it to the client's own
+    /// request alone, unless it continues grammars.
+    fn refuses_bound(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
+        if self.continues_grammar {
+            // A forced call that has no grammar here.
+            let unbound = request.forced.is_some() && sampling.grammar.is_none();
+            return Refused::by_first(RelayReason::Tools, &[(unbound, "tool_choice")]);
+        }
+        let asked = sampling.grammar.as_ref().map(|grammar| grammar.parameter);
+        let strict = || {
+            let mut tools = request.body.get("tools").and_then(Value::as_array).into_iter().flatten();
+            request.tools && !request.bars_tools && tools.any(is_strict)
+        };
+        let named = asked.or_else(|| request.forced.is_some().then_some("tool_choice"));
+        let named = named.or_else(|| strict().then_some("tools"));
+        named.map(|parameter| Refused::by(RelayReason::Structured, parameter))
     }
 
     /// True if the log-probabilities of this output can be written here: those of a text that no
@@ -353,15 +321,6 @@ impl Engine {
         let chat = request.route == Route::Chat;
         let parsed = chat && self.parsers.apply(request.tools && !request.bars_tools);
         self.logprobs && !parsed && sampling.grammar.is_none() && request.forced.is_none()
-    }
-
-    /// When calls are the finish reason of the answer to this request.
-    pub fn calls_end(&self, request: &Request) -> CallsEnd {
-        match request.forced.as_ref().filter(|_| self.dialect.quirks().forced_apart) {
-            None => CallsEnd::Whole,
-            Some(Forced::Any) => CallsEnd::Stopped,
-            Some(Forced::Function(_)) => CallsEnd::Never,
-        }
     }
 
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or

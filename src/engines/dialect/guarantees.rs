@@ -17,7 +17,7 @@ use foretell_core::words::{RelayReason, VerifyMethod};
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
     let usual = |dialect: Dialect| {
-        let Usual { methods, noise, seeded, continues_grammar, masks, logprobs } = dialect.quirks().usual?;
+        let Usual { methods, noise, seeded, continues_grammar, logprobs } = dialect.quirks().usual?;
         Some(Engine {
             methods: methods.to_vec(),
             noise,
@@ -30,7 +30,6 @@ fn engines() -> Vec<Engine> {
             special: vec![0],
             may_end: vec![0],
             continues_grammar,
-            masks,
             logprobs,
             unparsed: true,
             ..Engine::new(dialect, MODEL, "1")
@@ -250,8 +249,8 @@ In a cell, `score`, `fan_out`, `tree` or `native` is the verification method; `â
 it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
 entries are temperature 0 / 0.8. The engines have their metrics on, prefix caching on, everything known of their
 defaults (except TensorRT-LLM and Triton, which report none), and, for vLLM, the token endpoint (`--enable-scale-out`,
-0.15 to 0.33; without it `fan_out` stands for `score`; [grammars](grammars.md) need it, and 0.32 or 0.33). Other servers
-are relayed: TGI, Ollama, mlx-lm; hosted services may be given a prediction.
+0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama, mlx-lm; hosted services
+may be given a prediction.
 ";
 
 const OTHERS: &str = "
@@ -268,12 +267,38 @@ dropped.
 mod tests {
     use super::*;
     use crate::dialect::Noise;
+    use crate::parse::{Parsers, ToolFormat};
 
     #[test]
     fn a_plain_greedy_completion_is_speculated_on_by_every_engine() {
         for engine in engines() {
             let fate = Fate::of(&engine, Route::Completions, &Value::Object(plain(Route::Completions, 0.0)));
             assert!(matches!(fate, Fate::Speculates(_)), "{:?}: {fate:?}", engine.dialect);
+        }
+    }
+
+    #[test]
+    fn an_output_that_is_bound_is_left_to_every_engine_that_does_not_continue_grammars() {
+        let tool = |strict: bool| json!([{"type": "function", "function": {"name": "f", "strict": strict}}]);
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        let bound = [
+            json!({"response_format": {"type": "json_object"}}),
+            json!({"structured_outputs": {"regex": "a"}}),
+            json!({"tools": tool(false), "tool_choice": "required"}),
+            json!({"tools": tool(false), "tool_choice": named}),
+            json!({"tools": tool(true)}),
+        ];
+        let parsers = Parsers { tools: Some(ToolFormat::Hermes), reasoning: None };
+        for engine in engines() {
+            let engine = Engine { renders: true, derenders: true, parsers, ..engine };
+            for (more, stream) in bound.iter().flat_map(|more| [(more, false), (more, true)]) {
+                let mut body = plain(Route::Chat, 0.0);
+                body.insert("stream".to_owned(), json!(stream));
+                body.extend(more.as_object().unwrap().clone());
+                let fate = Fate::of(&engine, Route::Chat, &Value::Object(body));
+                let relayed = fate == Fate::Relayed(RelayReason::Structured);
+                assert_eq!(relayed, !engine.continues_grammar, "{:?} {more}: {fate:?}", engine.dialect);
+            }
         }
     }
 

@@ -91,9 +91,6 @@ pub struct Quirks {
     pub choices_are_requests: bool,
     /// How it is told to reason.
     pub thinking: Thinking,
-    /// An answer with forced calls differs from others with calls: its content is empty, not null,
-    /// and the finish reason is `stop` where the call was forced by name ([`super::CallsEnd`]).
-    pub forced_apart: bool,
     /// It knows `stream_options.continuous_usage_stats`: others may refuse the request for it.
     pub continuous_usage: bool,
     /// It has the Responses and the Messages API itself in its newest version, so what Foretell
@@ -112,8 +109,6 @@ pub struct Usual {
     pub seeded: bool,
     /// It takes a grammar together with the ids that the grammar has read.
     pub continues_grammar: bool,
-    /// It makes its grammars by a library that is known here.
-    pub masks: bool,
     /// It lists log-probabilities by token ids with every verification method.
     pub logprobs: bool,
 }
@@ -125,7 +120,6 @@ impl Usual {
         noise: Noise::Call,
         seeded: false,
         continues_grammar: false,
-        masks: false,
         logprobs: false,
     };
 }
@@ -175,7 +169,6 @@ impl Quirks {
         rows_may_change: false,
         fills_slots: false,
         choices_are_requests: false,
-        forced_apart: false,
         thinking: Thinking::Template,
         continuous_usage: false,
         has_other_apis: false,

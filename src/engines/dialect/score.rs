@@ -14,20 +14,16 @@ use foretell_core::units::TokenId;
 use foretell_core::words::Row;
 
 /// Log-probabilities closer than this count as equal.
-pub(super) const TIE: f64 = 1e-6;
+const TIE: f64 = 1e-6;
 /// A cumulative probability this close to the edge of the nucleus is undecided.
 const EDGE: f64 = 1e-5;
 
 /// Number of the most probable tokens that must be listed so that positions of this request may be
-/// decided; `None` if no number suffices. `most` is the longest list that the engine returns. Under
-/// a grammar the likeliest of all tokens may not be allowed.
+/// decided; `None` if no number suffices. `most` is the longest list that the engine returns.
 ///
 /// With a `top_k` below it all positions are, but ties; without, or with a larger one, those at
 /// which `top_p` or `min_p` leaves listed tokens only.
-pub fn width(sampling: &Sampling, most: usize, masked: bool) -> Option<usize> {
-    if masked {
-        return (sampling.plainly_greedy() && most >= 2).then_some(most);
-    }
+pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     if sampling.plainly_greedy() {
         return (most >= 2).then_some(2);
     }
@@ -78,7 +74,7 @@ pub fn rows(
     bonus: Row,
 ) -> Vec<Row> {
     let mut rows = Vec::new();
-    let Some(width) = width(sampling, most, false) else { return rows };
+    let Some(width) = width(sampling, most) else { return rows };
     let told: Vec<_> = told.collect();
     // One list of logits shows that the others are no log-probabilities either (vLLM's
     // `--logprobs-mode raw_logits` and `processed_logits`).
@@ -98,7 +94,7 @@ pub fn rows(
 }
 
 /// A list, the likeliest token first, each token once.
-pub(super) fn ranked(top: &[(TokenId, f64)]) -> Vec<(TokenId, f64)> {
+fn ranked(top: &[(TokenId, f64)]) -> Vec<(TokenId, f64)> {
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
@@ -186,7 +182,7 @@ mod tests {
     }
 
     fn plain(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Row> {
-        row(top, width(sampling, 20, false).unwrap(), sampling, &[])
+        row(top, width(sampling, 20).unwrap(), sampling, &[])
     }
 
     #[test]
@@ -195,19 +191,18 @@ mod tests {
         assert_eq!(plain(&[(4, -2.0), (7, -0.5)], &greedy), Some(Row::of(7)));
         assert_eq!(plain(&[(4, -0.5), (7, -0.5)], &greedy), None);
         assert_eq!(plain(&[(4, -0.5)], &greedy), None, "alone it proves nothing");
-        assert_eq!(width(&greedy, 20, false), Some(2));
+        assert_eq!(width(&greedy, 20), Some(2));
     }
 
     #[test]
     fn without_the_whole_kept_set_nothing_is_decided() {
         let open = |temperature, top_p| Sampling { temperature, top_p, ..Sampling::default() };
-        assert_eq!(width(&open(0.8, 1.0), 20, false), None);
-        assert_eq!(width(&open(1.2, 0.9), 20, false), None);
-        assert_eq!(width(&sampling(0.8, 20, 1.0), 20, false), None);
-        assert_eq!(width(&open(0.8, 0.9), 20, false), Some(20));
-        assert_eq!(width(&sampling(0.8, 20, 0.9), 20, false), Some(20));
-        assert_eq!(width(&sampling(0.8, 3, 1.0), 20, false), Some(4));
-        assert_eq!(width(&sampling(0.8, 3, 1.0), 20, true), None);
+        assert_eq!(width(&open(0.8, 1.0), 20), None);
+        assert_eq!(width(&open(1.2, 0.9), 20), None);
+        assert_eq!(width(&sampling(0.8, 20, 1.0), 20), None);
+        assert_eq!(width(&open(0.8, 0.9), 20), Some(20));
+        assert_eq!(width(&sampling(0.8, 20, 0.9), 20), Some(20));
+        assert_eq!(width(&sampling(0.8, 3, 1.0), 20), Some(4));
         assert_eq!(plain(&[(1, -1.0), (2, -2.0)], &sampling(0.8, 3, 1.0)), None);
         let tie = [(1, -1.0), (2, -2.0), (3, -2.0)];
         assert_eq!(plain(&tie, &sampling(0.8, 2, 1.0)), None, "a tie at the edge of top-k");

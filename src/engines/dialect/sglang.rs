@@ -221,7 +221,7 @@ impl Codec for Sglang {
                 Ok(shared::fan_out(round, MAX_PROMPTS, &shared::client_fields_with_ids(round.sampling)))
             }
             VerifyMethod::Score => {
-                let width = score::width(round.sampling, MAX_LOGPROBS, false);
+                let width = score::width(round.sampling, MAX_LOGPROBS);
                 let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
                 let nodes = shared::text_stem(engine, round.draft);
                 Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
@@ -353,7 +353,7 @@ fn scores(engine: &Engine, sampling: &Sampling) -> bool {
     let own_draw = engine.noise == Noise::Ignored && sampling.top_p >= 1.0 && listed;
     !engine.special.is_empty()
         && (sampling.plainly_greedy() || own_draw)
-        && score::width(sampling, MAX_LOGPROBS, false).is_some()
+        && score::width(sampling, MAX_LOGPROBS).is_some()
 }
 
 fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::body::Body;
 use super::listed;
 use super::{
-    Binding, Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
+    Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
 pub use crate::openai::fields::ids;
 use crate::openai::event::{error, finish_reason};
@@ -452,25 +452,16 @@ struct RenderedChat {
     sampling_params: Map<String, Value>,
 }
 
-/// Reads a rendered chat: its prompt, and what binds its sampling, after what the engine's parsers
-/// have made of the request.
+/// Reads a rendered chat: its prompt, and if a grammar binds its sampling, after what the engine's
+/// parsers have made of the request.
 pub fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
     let chat: RenderedChat =
         serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
-    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, binding: binding(&chat.sampling_params) })
+    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, bound: is_bound(&chat.sampling_params) })
 }
 
-fn binding(sampling_params: &Map<String, Value>) -> Binding {
-    let Some(grammar) = sampling_params.get(STRUCTURED_OUTPUTS).filter(|grammar| !grammar.is_null()) else {
-        return Binding::None;
-    };
-    // Members at their defaults are null or false.
-    let is_set = |value: &Value| !value.is_null() && *value != Value::Bool(false);
-    let set = grammar.as_object().into_iter().flatten().filter(|(_, value)| is_set(value));
-    match set.collect::<Vec<_>>()[..] {
-        [(name, Value::String(tag))] if name == "structural_tag" => Binding::Tag(tag.as_str().into()),
-        _ => Binding::Other,
-    }
+fn is_bound(sampling_params: &Map<String, Value>) -> bool {
+    sampling_params.get(STRUCTURED_OUTPUTS).is_some_and(|grammar| !grammar.is_null())
 }
 
 /// The call in which the engine parses a complete output (0.32, `renderers/online_derenderer.py`);
@@ -489,27 +480,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_binds_a_rendered_chat_is_read_from_its_sampling() {
+    fn a_rendered_chat_is_bound_by_any_structured_output() {
         let read = |sampling: Value| {
             let body = json!({"token_ids": [1, 2], "sampling_params": sampling});
             read_render(body.to_string().as_bytes())
         };
-        for (sampling, binding) in [
-            (json!({}), Binding::None),
-            (json!({"structured_outputs": null}), Binding::None),
-            (json!({"structured_outputs": {"structural_tag": "{}"}}), Binding::Tag("{}".into())),
-            (
-                json!({"structured_outputs": {"structural_tag": "{}", "json": null, "disable_any_whitespace": false}}),
-                Binding::Tag("{}".into()),
-            ),
-            (
-                json!({"structured_outputs": {"structural_tag": "{}", "disable_any_whitespace": true}}),
-                Binding::Other,
-            ),
-            (json!({"structured_outputs": {"json": {}}}), Binding::Other),
-            (json!({"structured_outputs": {}}), Binding::Other),
+        for (sampling, bound) in [
+            (json!({}), false),
+            (json!({"structured_outputs": null}), false),
+            (json!({"structured_outputs": {"structural_tag": "{}", "json": null}}), true),
+            (json!({"structured_outputs": {}}), true),
         ] {
-            assert_eq!(read(sampling), Ok(PromptAnswer::Rendered { prompt: vec![1, 2], binding }));
+            assert_eq!(read(sampling), Ok(PromptAnswer::Rendered { prompt: vec![1, 2], bound }));
         }
         assert!(read_render(b"{}").is_err());
     }

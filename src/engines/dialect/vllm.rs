@@ -23,7 +23,6 @@
 mod build;
 mod logprobs;
 mod minimum;
-mod structured;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -32,15 +31,12 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
-    Among, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, listed,
-    masked, score,
+    score,
 };
-use crate::masks::{Mask, Shown};
 use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling, SamplingField, order};
-use crate::text::Tokenizer;
 use crate::translation::Thinking;
-use foretell_core::draft::Tree;
 use foretell_core::session::Hold;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -69,9 +65,7 @@ const DERENDERS: [u32; 2] = [0, 24];
 /// The first version known to take `presence_penalty` and `frequency_penalty` from a
 /// `generation_config` (0.32, `config/model.py`).
 const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
-/// Versions of which it was read how they make their grammars, by libraries that are known here
-/// (the requirements of the wheel of 0.32; 0.33 names the same), and how they write
-/// log-probabilities; first and last.
+/// Versions of which it was read how they write log-probabilities, first and last.
 const READ: ([u32; 2], [u32; 2]) = ([0, 32], [0, 33]);
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
@@ -124,7 +118,6 @@ const QUIRKS: Quirks = Quirks {
     owner: Some("vllm"),
     usual: Some(Usual {
         methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
-        masks: true,
         logprobs: true,
         ..Usual::COMMON
     }),
@@ -132,7 +125,6 @@ const QUIRKS: Quirks = Quirks {
     rows_may_change: true,
     choices_are_requests: true,
     thinking: Thinking::Effort,
-    forced_apart: true,
     continuous_usage: true,
     has_other_apis: true,
     stop_hold: Hold::Longest,
@@ -206,7 +198,6 @@ impl Codec for Vllm {
             watermarks: shared::metric(metrics, &["vllm:watermark_requests_total"]).is_some(),
             renders,
             // One flag opens both pages.
-            masks: read && is_one(metrics),
             logprobs: read,
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
             broken_end: BrokenEnd::LeftOut,
@@ -244,7 +235,7 @@ impl Codec for Vllm {
         // The V1 runner lists all of a prompt, so that long lists would cost more than they save.
         let short = |most| engine.rows == RowShape::Tail || most <= FEW;
         let lists = sampling.logprobs.is_none_or(|most| greedy && sampling.min_tokens == 0 && short(most));
-        let scores = (told || greedy) && lists && score::width(sampling, MAX_LOGPROBS, false).is_some();
+        let scores = (told || greedy) && lists && score::width(sampling, MAX_LOGPROBS).is_some();
         let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
         engine.methods.iter().copied().filter(may).collect()
     }
@@ -328,53 +319,6 @@ impl Codec for Vllm {
         shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(&sampling))
     }
 
-    /// A ban is a bias that no likely token can outweigh: where there are more tokens to allow than
-    /// can be listed, some of them are as likely as those.
-    fn one_call(&self, context: &Context<'_>, sampling: &Sampling, among: &Among) -> Option<Call> {
-        let mut fields = shared::client_fields_with_ids(sampling);
-        match among {
-            Among::These(tokens) => fields.insert("allowed_token_ids".into(), json!(tokens)),
-            Among::Others(tokens) => {
-                let bans = tokens.iter().map(|token| (token.to_string(), json!(-100)));
-                fields.insert("logit_bias".into(), Value::Object(bans.collect()))
-            }
-        };
-        let (draft, method) = (&Tree::default(), VerifyMethod::FanOut);
-        let round = Round { context: *context, draft, sampling, method, weighs: false };
-        shared::fan_out(&round, 1, &fields).calls.pop()
-    }
-
-    fn library_calls(&self, engine: &Engine, tokenizer: &Tokenizer) -> Option<Vec<(Call, Vec<TokenId>)>> {
-        structured::library_calls(engine, tokenizer)
-    }
-
-    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> Option<bool> {
-        structured::shows(wanted, body)
-    }
-
-    fn library(&self, shown: &[bool]) -> Shown {
-        structured::library(shown)
-    }
-
-    fn score_end(&self, context: &Context<'_>, scored: &[TokenId]) -> Option<Call> {
-        Some(structured::score_end(context, scored))
-    }
-
-    fn agrees(
-        &self,
-        context: &Context<'_>,
-        scored: &[TokenId],
-        mask: &Mask,
-        body: &[u8],
-    ) -> Result<bool, Unreadable> {
-        structured::agrees(context, scored, mask, body)
-    }
-
-    fn one(&self, context: &Context<'_>, body: &[u8]) -> Result<Row, Unreadable> {
-        let mut rows = shared::fan_out_result(1, context.len(), body)?.rows;
-        rows.pop().ok_or(Unreadable("no token"))
-    }
-
     fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         let mut chunk = shared::chunk(event)?;
         // In running usage there are nulls; at the end of a stream there are none.
@@ -388,13 +332,10 @@ impl Codec for Vllm {
         match round.method {
             VerifyMethod::FanOut => {
                 let sampling = minimum::behind(round.sampling, round.context.output.len(), 1);
-                let nodes = minimum::nodes(round).min(masked::allowed_nodes(round));
-                let most = MAX_PROMPTS.min(nodes.saturating_add(1));
+                let most = MAX_PROMPTS.min(minimum::nodes(round).saturating_add(1));
                 Ok(shared::fan_out(round, most, &shared::client_fields_with_ids(&sampling)))
             }
-            VerifyMethod::Score => {
-                scored_by(round, scored_nodes(engine, round).min(masked::allowed_nodes(round)))
-            }
+            VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
             VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
@@ -407,14 +348,12 @@ impl Codec for Vllm {
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
-        let result = if round.method == VerifyMethod::Score {
-            score_result(engine, round, asked.nodes, body)?
-        } else {
-            let sent = shared::fan_out_tokens(round, asked.nodes);
-            let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
-            shared_cache(round, asked.nodes, result)
-        };
-        Ok(masked::without_barred(round, result))
+        if round.method == VerifyMethod::Score {
+            return score_result(engine, round, asked.nodes, body);
+        }
+        let sent = shared::fan_out_tokens(round, asked.nodes);
+        let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
+        Ok(shared_cache(round, asked.nodes, result))
     }
 
     fn listed(&self, round: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
@@ -486,12 +425,6 @@ impl Codec for Vllm {
         let kv = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
         shared::load(body, "vllm:num_requests_running", "vllm:num_requests_waiting", &kv)
     }
-}
-
-/// True unless several data-parallel engines answer, each with a library of its own for grammars:
-/// every one of them has a series.
-fn is_one(metrics: &str) -> bool {
-    metrics.lines().filter(|line| line.starts_with("vllm:num_requests_running{")).count() <= 1
 }
 
 fn context(answers: &Answers) -> Option<usize> {
@@ -577,7 +510,7 @@ fn uncached_nodes(engine: &Engine, context: usize) -> usize {
 }
 
 fn scored_by(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
-    let width = score::width(round.sampling, MAX_LOGPROBS, round.context.mask.is_some());
+    let width = score::width(round.sampling, MAX_LOGPROBS);
     let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
     let width = width.max(round.sampling.logprobs.unwrap_or(0) as usize);
     Ok(VerifyRequest { calls: vec![score_call(round, nodes, width, true)], nodes })
@@ -673,21 +606,10 @@ fn score_result(
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
     let told = tail.iter().map(|row| row.as_ref().map(row_logprobs).unwrap_or_default());
     Ok(VerifyResult {
-        rows: match round.context.mask {
-            Some(mask) => masked::rows(round, mask, MAX_LOGPROBS, told, bonus),
-            None => score::rows(engine, &raised(round.sampling), MAX_LOGPROBS, told, round.weighs, bonus),
-        },
+        rows: score::rows(engine, &raised(round.sampling), MAX_LOGPROBS, told, round.weighs, bonus),
         computed,
         ..VerifyResult::default()
     })
-}
-
-/// The tokens of every row of a scored prompt with their log-probabilities; a missing row is empty.
-fn prompt_rows(body: &[u8]) -> Result<Vec<Vec<(TokenId, f64)>>, Unreadable> {
-    let scored: Scored =
-        serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;
-    let rows = scored.prompt_logprobs.unwrap_or_default();
-    Ok(rows.iter().map(|row| row.as_ref().map(row_logprobs).unwrap_or_default()).collect())
 }
 
 /// The sampling with the engine's temperature, which is at least [`MIN_TEMPERATURE`] above zero.

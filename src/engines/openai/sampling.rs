@@ -280,13 +280,6 @@ impl Sampling {
     pub fn plainly_greedy(&self) -> bool {
         self.temperature == 0.0 && !self.penalizes() && self.logit_bias.is_empty()
     }
-
-    /// True if every token may be drawn, each in proportion to its own logit, with fresh noise.
-    pub fn draws_freely(&self) -> bool {
-        let whole = self.top_k.is_none() && self.top_p >= 1.0 && self.min_p <= 0.0;
-        let plain = !self.penalizes() && self.logit_bias.is_empty() && self.seed.is_none();
-        self.temperature > 0.0 && whole && plain
-    }
 }
 
 #[cfg(test)]

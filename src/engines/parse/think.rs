@@ -3,7 +3,7 @@
 //! The server looks only at token ids. A stream is reasoning up to the end token; whole answers are
 //! split by the markers' text.
 
-use super::{ReasoningEnds, Vocabulary};
+use super::Vocabulary;
 
 use foretell_core::session::parse::Parsed;
 use foretell_core::units::TokenId;
@@ -26,10 +26,6 @@ impl Think {
     /// True if the prompt closed its last block.
     pub fn has_ended(self, prompt: &[TokenId]) -> bool {
         prompt.iter().rev().find(|&&id| id == self.start || id == self.end) == Some(&self.end)
-    }
-
-    pub fn reasoning_ends(self) -> ReasoningEnds {
-        ReasoningEnds { marker: self.end, first: Vec::new() }
     }
 
     /// Reasoning of one token; `None` as the second if reasoning goes on.

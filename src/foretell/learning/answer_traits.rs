@@ -9,7 +9,6 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::learning::grammars::Grammars;
-use crate::learning::masks::Masks;
 use foretell_core::session::PartsSeen;
 use foretell_core::units::TokenId;
 
@@ -18,8 +17,6 @@ use foretell_core::units::TokenId;
 pub struct AnswerTraits {
     /// Its answers to the question if a grammar binds a request.
     pub grammars: Grammars,
-    /// The grammars that are followed here.
-    pub masks: Masks,
     fingerprint: Mutex<Option<Value>>,
     parses: AtomicBool,
     misparsed: AtomicBool,

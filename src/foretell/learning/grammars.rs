@@ -1,4 +1,4 @@
-//! A server's answers to the question what binds a request.
+//! A server's answers to the question if a grammar binds a request.
 
 use std::time::Duration;
 
@@ -6,7 +6,6 @@ use parking_lot::Mutex;
 
 use foretell_core::control::ExpiringMap;
 use foretell_core::units::Tick;
-use foretell_engines::dialect::Binding;
 use foretell_engines::openai::GrammarKey;
 
 /// Maximum number of answers kept; the least recently used one is evicted.
@@ -16,7 +15,7 @@ const KEPT: Duration = Duration::from_hours(1);
 
 /// The answers of one epoch, by what they depend on.
 #[derive(Debug)]
-pub struct Grammars(Mutex<ExpiringMap<GrammarKey, Option<Binding>>>);
+pub struct Grammars(Mutex<ExpiringMap<GrammarKey, Option<bool>>>);
 
 impl Default for Grammars {
     fn default() -> Self {
@@ -25,16 +24,16 @@ impl Default for Grammars {
 }
 
 impl Grammars {
-    /// The grammar that binds requests of this key; `None` if the server has not said.
-    pub fn binding(&self, key: &GrammarKey, now: Tick) -> Option<Binding> {
+    /// True if a grammar binds requests of this key; `None` if the server has not said.
+    pub fn bound(&self, key: &GrammarKey, now: Tick) -> Option<bool> {
         let mut answers = self.0.lock();
         // Looking up a key that is not there must not make room for it.
         answers.look(key)?;
-        answers.get(key, now).clone()
+        *answers.get(key, now)
     }
 
     /// Notes the server's answer for requests of this key.
-    pub fn note(&self, key: &GrammarKey, binding: Binding, now: Tick) {
-        *self.0.lock().get(key, now) = Some(binding);
+    pub fn note(&self, key: &GrammarKey, bound: bool, now: Tick) {
+        *self.0.lock().get(key, now) = Some(bound);
     }
 }

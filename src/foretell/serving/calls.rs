@@ -33,9 +33,8 @@ use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::dialect::{
-    Among, Binding, Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
+    Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
 };
-use foretell_engines::masks::{Mask, Shown};
 use foretell_engines::openai::{self, Route, Sampling, parts};
 use foretell_engines::parse::Whole;
 use foretell_engines::text::Tokenizer;
@@ -69,8 +68,6 @@ pub struct Common {
     pub model: String,
     /// Sampling parameters; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
-    /// The grammar that binds the output, which the engine does not apply to later requests.
-    pub mask: Option<Arc<Mask>>,
     /// Lists of the engine behind the outputs of the session, if the client asked for
     /// log-probabilities.
     places: Arc<Places>,
@@ -117,23 +114,6 @@ pub struct Calls(Arc<Common>, Option<Enclosed>);
 /// Sampled draft of a verify request, with the distributions of its tokens. It is sent as a request
 /// extension, not in the body, so that only a replica in this process gets it.
 pub type Enclosed = Arc<Sampled>;
-
-/// Maximum number of tokens of a list among which the engine is to sample: more than this ends
-/// vLLM's second runner (0.32, `v1/worker/gpu/sample/logit_bias.py`).
-const LISTED: usize = 1_024;
-/// Maximum number of tokens at the end of an output that are scored to prove its grammar.
-const SCORED: usize = 1_024;
-/// Maximum number of tokens that are banned one after the other, by a list of the same kind.
-const BANS: usize = LISTED - 1;
-
-/// The part of some tokens that a grammar allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Followed {
-    /// All of them.
-    All,
-    /// The first ones, this many.
-    First(usize),
-}
 
 /// Pause before the next call if a new connection does not show which process it leads to.
 const UNTIED_PAUSE: Duration = Duration::from_secs(1);
@@ -191,7 +171,6 @@ impl Calls {
                 trace: exchange.slot.record.so_far().trace.clone(),
                 model: exchange.request.model.clone(),
                 sampling,
-                mask: run.plan.mask.clone(),
                 places: Arc::default(),
                 weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
                 limits: run.plan.limits,
@@ -345,103 +324,6 @@ impl Calls {
         }
     }
 
-    /// One token behind the whole context, of those that the grammar of the output allows.
-    /// `barred`: one that the engine has sampled there and that is not. It is awaited for as long
-    /// as the head of [`Self::plain_request`].
-    pub async fn allowed(self, token_context: TokenContext, barred: Option<TokenId>, round: u32) -> Event {
-        let asked = self.ask_allowed(&token_context, barred, round);
-        let answer = match self.0.replica.idle() {
-            Some(idle) => tokio::time::timeout(idle, asked).await.unwrap_or(Err(Fault::Silence)),
-            None => asked.await,
-        };
-        answer.unwrap_or_else(Event::Fault)
-    }
-
-    async fn ask_allowed(
-        &self,
-        token_context: &TokenContext,
-        barred: Option<TokenId>,
-        round: u32,
-    ) -> Result<Event, Fault> {
-        let mask = self.0.mask.as_ref().ok_or(Fault::Plain)?;
-        let codec = self.0.engine.dialect.codec();
-        let context = Context::of(&self.0.model, token_context);
-        if !mask.allows(context.prompt, context.output) {
-            // The server's own request fails there.
-            return Err(Fault::Plain);
-        }
-        let allowed = mask.allowed(context.prompt, context.output, LISTED);
-        let mut among = allowed.map_or_else(|| Among::Others(Vec::from_iter(barred)), Among::These);
-        for _ in 0..BANS {
-            let call = codec.one_call(&context, &self.0.sampling, &among).ok_or(Fault::Plain)?;
-            let body = match self.answer(call, Some(round), Some(VerifyMethod::FanOut)).await {
-                Ok(body) => body,
-                Err(Missed::Fault(Fault::Verify) | Missed::Undecided) => return Err(Fault::Plain),
-                Err(Missed::Fault(fault)) => return Err(fault),
-            };
-            let row = codec.one(&context, &body).map_err(|_| Fault::Plain)?;
-            let token = row.sample.ok_or(Fault::Plain)?;
-            if mask.follow(context.prompt, context.output, &[token], row.ends) == 1 {
-                return Ok(Event::Allowed { token, ends: row.ends });
-            }
-            match &mut among {
-                Among::These(tokens) => tokens.retain(|&listed| listed != token),
-                Among::Others(tokens) => tokens.push(token),
-            }
-        }
-        Err(Fault::Plain)
-    }
-
-    /// Number of these tokens of a later plain request, from the first on, that the grammar of the
-    /// output allows behind this prompt and output; all of them without a grammar. `ends`: the last
-    /// one, or another one that is not among them, has ended the text.
-    pub fn follow(&self, prompt: &[TokenId], output: &[TokenId], tokens: &[TokenId], ends: bool) -> Followed {
-        let Some(mask) = &self.0.mask else { return Followed::All };
-        if tokens.is_empty() {
-            return if ends && !mask.may_end(prompt, output) { Followed::First(0) } else { Followed::All };
-        }
-        match mask.follow(prompt, output, tokens, ends) {
-            all if all == tokens.len() => Followed::All,
-            first => Followed::First(first),
-        }
-    }
-
-    /// The library that makes the server's grammars, by its answers; [`Shown::Open`] if these could
-    /// not be had.
-    pub async fn library(&self, tokenizer: &Tokenizer) -> Shown {
-        let codec = self.0.engine.dialect.codec();
-        let mut shown = Vec::new();
-        for (call, wanted) in codec.library_calls(&self.0.engine, tokenizer).unwrap_or_default() {
-            let Some(body) = self.question(call).await else { return Shown::Open };
-            let Some(one) = codec.shows_library(&wanted, &body) else { return Shown::Open };
-            shown.push(one);
-            let library = codec.library(&shown);
-            if library != Shown::Open {
-                return library;
-            }
-        }
-        Shown::Other
-    }
-
-    /// True if the end of a complete output of the server's own is what the mask makes of the
-    /// server's probabilities; `None` if these could not be had.
-    pub async fn agrees(&self, mask: &Mask, prompt: &[TokenId], output: &[TokenId]) -> Option<bool> {
-        let codec = self.0.engine.dialect.codec();
-        let (before, scored) = output.split_at(output.len().saturating_sub(SCORED));
-        let context = Context::new(&self.0.model, prompt, before);
-        let body = self.question(codec.score_end(&context, scored)?).await?;
-        codec.agrees(&context, scored, mask, &body).ok()
-    }
-
-    /// The answer to a call that no action of the session waits for; `None` if there is none.
-    async fn question(&self, call: Call) -> Option<Vec<u8>> {
-        let asked = tokio::time::timeout(
-            self.0.limits.question * 10,
-            self.answer(call, Some(0), Some(VerifyMethod::Score)),
-        );
-        asked.await.ok()?.ok()
-    }
-
     /// Aborts the first call. `Some(false)`: the server has no endpoint for that; `None`: it failed
     /// this time.
     pub async fn abort(&self, route: Route) -> Option<bool> {
@@ -462,21 +344,17 @@ impl Calls {
         (first != own).then(|| (first.clone(), own.clone()))
     }
 
-    /// Requests the prompt's ids while the first call streams, and what binds the output, where the
-    /// engine says. Any failure gives [`Event::Doubt`].
-    pub async fn prompt_ids_call(self, request: &openai::Request, first: Call) -> (Event, Option<Binding>) {
+    /// Requests the prompt's ids while the first call streams. Any failure gives [`Event::Doubt`].
+    pub async fn prompt_ids_call(self, request: &openai::Request, first: Call) -> Event {
         let mut call = first;
         loop {
             let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
-            let Ok(Ok(body)) = asked else { return (Event::Doubt, None) };
+            let Ok(Ok(body)) = asked else { return Event::Doubt };
             match self.0.engine.read_prompt_answer(request, &body) {
-                Ok(PromptAnswer::Prompt(ids)) => return (Event::Prompt(ids), None),
-                Ok(PromptAnswer::Rendered { prompt, binding }) => {
-                    let bound = binding != Binding::None;
-                    return (Event::Rendered { prompt, bound }, Some(binding));
-                }
+                Ok(PromptAnswer::Prompt(ids)) => return Event::Prompt(ids),
+                Ok(PromptAnswer::Rendered { prompt, bound }) => return Event::Rendered { prompt, bound },
                 Ok(PromptAnswer::Ask(next)) => call = next,
-                Err(_) => return (Event::Doubt, None),
+                Err(_) => return Event::Doubt,
             }
         }
     }
@@ -510,7 +388,7 @@ impl Calls {
         round: u32,
     ) -> Event {
         self.1 = draft.sampled().cloned();
-        let context = Context::of(&self.0.model, &token_context).under(self.0.mask.as_deref());
+        let context = Context::of(&self.0.model, &token_context);
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, method, weighs: self.0.weighs };
         let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
             Ok(asked) => asked,

@@ -9,7 +9,7 @@ use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::AnswerTraits;
 use foretell_core::session::Event;
 use foretell_core::units::Tick;
-use foretell_engines::dialect::{Binding, Call};
+use foretell_engines::dialect::Call;
 use foretell_engines::openai::{GrammarKey, Request};
 
 /// Knowledge about a request's grammar before its first call.
@@ -18,8 +18,8 @@ pub enum Grammar {
     /// Nothing in the request makes the server bring one in.
     None,
     /// The server has rendered an earlier request that shares everything with this one but its
-    /// messages.
-    Told(Binding),
+    /// messages: true if a grammar bound it.
+    Told(bool),
     /// The server is asked concurrently with the first call. Its answer is kept under this key;
     /// `None` where it could be another server's later on.
     Asked(Option<GrammarKey>),
@@ -38,12 +38,12 @@ impl Grammar {
             return Self::Asked(None);
         }
         let key = GrammarKey::of(request);
-        traits.grammars.binding(&key, now).map_or(Self::Asked(Some(key)), Self::Told)
+        traits.grammars.bound(&key, now).map_or(Self::Asked(Some(key)), Self::Told)
     }
 
-    /// True if a grammar binds the output that the request does not ask for itself, or may.
+    /// True if a grammar binds the output, or may.
     pub fn may_bind(&self) -> bool {
-        !matches!(self, Self::None | Self::Told(Binding::None))
+        !matches!(self, Self::None | Self::Told(false))
     }
 
     /// True if the server need not be asked.
@@ -60,30 +60,10 @@ impl Grammar {
         traits: Arc<AnswerTraits>,
         clock: Clock,
     ) -> Event {
-        let (event, binding) = calls.prompt_ids_call(&request, call).await;
-        if let (Self::Asked(Some(key)), Some(binding)) = (self, binding) {
-            traits.grammars.note(&key, binding, clock.now());
+        let event = calls.prompt_ids_call(&request, call).await;
+        if let (Self::Asked(Some(key)), Event::Rendered { bound, .. }) = (self, &event) {
+            traits.grammars.note(&key, *bound, clock.now());
         }
         event
-    }
-
-    /// The state of a forced call whose answer is not known to be in the form of the model, in
-    /// words for the operator.
-    pub fn note(&self) -> String {
-        let words = match self {
-            Self::Asked(Some(_)) => "the server is asked with the next one like it",
-            Self::Asked(None) => "the server that renders it may restart unseen",
-            Self::None | Self::Told(_) => "the server binds it otherwise than by a structural tag",
-        };
-        format!("This forced call stays plain: {words}.")
-    }
-
-    /// True if the answer to this request is known to be written in the form of the model, which
-    /// the server's parsers read. A forced call is only under a structural tag: vLLM has other
-    /// parsers otherwise (0.32, `supports_required_and_named`).
-    pub fn is_native(&self, identity: &Identity, request: &Request) -> bool {
-        request.forced.is_none()
-            || identity.engine.continues_grammar
-            || matches!(self, Self::Told(Binding::Tag(_)))
     }
 }

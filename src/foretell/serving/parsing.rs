@@ -11,8 +11,7 @@ use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
-use foretell_engines::dialect::{BrokenEnd, CallsEnd};
-use foretell_engines::masks::{FindEnds, Mask};
+use foretell_engines::dialect::BrokenEnd;
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::parse::{self, Parsers};
 use foretell_engines::text::Step;
@@ -112,32 +111,15 @@ pub(super) fn step(identity: &Identity, parsed: bool) -> Step {
     }
 }
 
-/// Makes the parser of the answer to this request, once its prompt is known; none where its grammar
-/// has not proved itself for outputs that begin as behind this prompt, so that it stays plain.
-pub(super) fn maker(identity: &Identity, request: &Request, mask: Option<Arc<Mask>>) -> MakeParser {
-    let (asked, parsers) = (Asked::of(identity, request), identity.engine.parsers);
+/// Makes the parser of the answer to this request, once its prompt is known.
+pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
+    let (asked, parsers) = (Asked::of(request), identity.engine.parsers);
     let tokenizer = Arc::clone(&identity.tokenizer);
     Box::new(move |prompt| {
-        if mask.is_some_and(|mask| !mask.fits(prompt)) {
-            return None;
-        }
         parse::with_vocabulary(&tokenizer, |vocabulary| {
             parsers.stream(&asked.as_request(prompt), vocabulary).ok()
         })
     })
-}
-
-/// Finds the tokens that end the reasoning in the output of this request, once its prompt is known;
-/// `None` where the server parses none.
-pub(super) fn reasoning_ends(identity: &Identity, request: &Request) -> Option<FindEnds> {
-    let parsers = identity.engine.parsers;
-    parsers.reasoning?;
-    let (asked, tokenizer) = (Asked::of(identity, request), Arc::clone(&identity.tokenizer));
-    Some(Box::new(move |prompt| {
-        parse::with_vocabulary(&tokenizer, |vocabulary| {
-            parsers.reasoning_ends(&asked.as_request(prompt), vocabulary)
-        })
-    }))
 }
 
 /// The variables of the chat template. An effort of reasoning switches it on or off where the
@@ -157,18 +139,16 @@ struct Asked {
     tools: Vec<Value>,
     may_call: bool,
     single_call: bool,
-    empty_content: bool,
     template: Option<Map<String, Value>>,
 }
 
 impl Asked {
-    fn of(identity: &Identity, request: &Request) -> Self {
+    fn of(request: &Request) -> Self {
         let member = |name: &str| request.body.get(name).cloned();
         Self {
             tools: member("tools").and_then(|tools| tools.as_array().cloned()).unwrap_or_default(),
             may_call: may_call(request),
             single_call: request.single_call,
-            empty_content: identity.engine.calls_end(request) != CallsEnd::Whole,
             template: template(request),
         }
     }
@@ -178,7 +158,6 @@ impl Asked {
             tools: &self.tools,
             may_call: self.may_call,
             single_call: self.single_call,
-            empty_content: self.empty_content,
             template: self.template.as_ref(),
             prompt,
         }

@@ -15,7 +15,6 @@ use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::PlainReason;
 use foretell_engines::dialect::Engine;
-use foretell_engines::masks::Mask;
 use foretell_engines::openai::Sampling;
 use foretell_engines::policy::Ruling;
 
@@ -39,12 +38,6 @@ pub struct SessionPlan {
     pub parses: bool,
     /// Knowledge about a grammar that may bind its output.
     pub grammar: Grammar,
-    /// The grammar that binds its output and that later requests are held against; `None` if there
-    /// is none.
-    pub mask: Option<Arc<Mask>>,
-    /// A grammar binds its output that cannot be followed here, so that no later request may
-    /// continue it.
-    pub bound: bool,
 }
 
 impl SessionPlan {

@@ -15,7 +15,6 @@ use super::calls::Calls;
 use super::drafting::Drafting;
 use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
-use super::grammar::Grammar;
 use super::head;
 use super::logprobs;
 use super::parsing;
@@ -39,7 +38,7 @@ use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
-use foretell_engines::dialect::{CallsEnd, FirstToken, MaxTokens};
+use foretell_engines::dialect::{FirstToken, MaxTokens};
 use foretell_engines::openai::{Path, Prompt, Request, Route, sse};
 use foretell_engines::text::Stepwise;
 
@@ -134,7 +133,6 @@ impl Run {
             record.reads_others();
         }
         if let Some(reason) = self.plan.rules.permission.never() {
-            self.ask_what_binds(&exchange, reason);
             logprobs::learn(&self, &exchange, reason);
             return self.pass(exchange, reason).await;
         }
@@ -239,16 +237,6 @@ impl Run {
         head::with(response.map(|()| body), &self.plan.ruling.name, Path::Plain.name(), Some(reason.name()))
     }
 
-    /// Asks what the server makes of a forced call, for the next request like this one.
-    fn ask_what_binds(&self, exchange: &Exchange, reason: PlainReason) {
-        let (engine, grammar) = (&self.plan.identity.engine, self.plan.grammar.clone());
-        let asks = reason == PlainReason::Grammar && matches!(grammar, Grammar::Asked(Some(_)));
-        let Some(call) = engine.prompt_ids_call(&exchange.request).filter(|_| asks) else { return };
-        let (calls, traits) = (Calls::new(self, exchange), Arc::clone(&self.answer_traits));
-        let request = Arc::new(Request::clone(&exchange.request));
-        tokio::spawn(grammar.ask(calls, request, call, traits, self.clock));
-    }
-
     /// The plain reason of an answer that is no stream, so that there is nothing to draft for.
     fn without_output(&self) -> PlainReason {
         match self.plan.rules.permission {
@@ -307,7 +295,6 @@ impl Run {
         };
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
         let engine = Arc::clone(&self.plan.identity.engine);
-        let calls_end = engine.calls_end(&exchange.request);
         let longest = sse::longest_event(exchange.body.len());
         let form = Form { whole: !stream, parsed: self.plan.parses, longest };
         let plain_stream = match brought {
@@ -322,7 +309,7 @@ impl Run {
             let (mut sink, out) =
                 Sink::stream(&exchange.request, &self.plan.identity.engine, answer_traits, trailers);
             if self.plan.parses {
-                sink.write_parts(self.plan.identity.engine.parsers, calls_end);
+                sink.write_parts(self.plan.identity.engine.parsers);
             }
             let session_loop = SessionLoop::new(self, exchange, calls, session, plain_stream, sink);
             tokio::spawn(streamed(session_loop).in_current_span());
@@ -334,7 +321,7 @@ impl Run {
         let mut sink =
             Sink::whole(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
         if self.plan.parses {
-            sink.write_parts(self.plan.identity.engine.parsers, calls_end);
+            sink.write_parts(self.plan.identity.engine.parsers);
         }
         let ended = SessionLoop::new(self, exchange, calls, session, plain_stream, sink).run().await;
         let ended = ended.map_err(|unanswered| unanswered.decline())?;
@@ -389,7 +376,7 @@ impl Run {
             MaxTokens::Context | MaxTokens::Unknown => None,
         };
         let parser =
-            self.plan.parses.then(|| parsing::maker(&self.plan.identity, request, self.plan.mask.clone()));
+            self.plan.parses.then(|| parsing::maker(&self.plan.identity, request));
         Start {
             prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
             limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
@@ -402,7 +389,6 @@ impl Run {
                 eos: engine.eos.clone(),
                 ignore_eos: request.sampling.ignore_eos,
                 min_tokens: request.sampling.min_tokens,
-                calls_end_as_text: engine.calls_end(request) == CallsEnd::Never,
             },
             temperature: self.plan.sampling.temperature,
             decode: self.decoder(prompt, request),
@@ -413,7 +399,7 @@ impl Run {
                 Route::Chat | Route::Completions => Arc::default(),
             },
             parser,
-            unconfirmed: self.plan.bound || (self.plan.mask.is_none() && self.plan.grammar.may_bind()),
+            unconfirmed: self.plan.grammar.may_bind(),
             rules: self.plan.rules.clone(),
             sent: None,
             first_token_alone: false,

@@ -28,7 +28,6 @@ use crate::serving::drafting::{Drafting, Reply};
 use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
 use crate::serving::logprobs::OutputLogprobs;
-use crate::serving::masks::Proof;
 use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::recovery::IdRecovery;
@@ -113,10 +112,6 @@ pub struct SessionLoop {
     /// Knows the marks of a chat that no parser here reads, and of which no text is left out or
     /// held back.
     marks: Option<Arc<Tokenizer>>,
-    /// The token that the grammar of the output has barred last.
-    barred: Option<TokenId>,
-    /// The grammar that its answer can prove; `None` if none.
-    proof: Option<Box<Proof>>,
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,
     recovery: Option<IdRecovery>,
@@ -186,14 +181,11 @@ impl SessionLoop {
             && request.stop.is_empty()
             && request.stop_token_ids.is_empty();
         let request: Arc<Request> = Arc::from(request);
-        let proof = Proof::of(&run.plan, &request, &run.answer_traits, run.clock).map(Box::new);
         let mut session_loop = Self {
             session,
             lacks_token_ids: !quirks.first_request_ids,
             parses: run.plan.parses,
             marks: is_read.then(|| Arc::clone(&run.plan.identity.tokenizer)),
-            barred: None,
-            proof,
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
             recovery: run.recovery(),
             logprobs: OutputLogprobs::of(&run.plan, &request, calls.places()).map(Box::new),
@@ -270,7 +262,6 @@ impl SessionLoop {
             self.remembering.learn(session.prompt(), session.output(), session.successors());
         }
         self.raise(summary.loops);
-        self.prove(&summary);
         let own = self.own_count(&summary);
         let counted = self.parse_whole(&mut summary, own).await;
         self.note_parsing(&summary);
@@ -338,16 +329,6 @@ impl SessionLoop {
             }
         }
         parts.reasoning_tokens
-    }
-
-    /// Lets a complete answer of the server's own prove its grammar, which nobody waits for.
-    fn prove(&mut self, summary: &Summary) {
-        // The end of the text is a mark like others where the server does not tell which it is.
-        let certain = matches!(summary.doubted, None | Some(Doubted::Output));
-        let own = self.first && !summary.speculated && summary.finish.is_some() && certain;
-        let Some(proof) = self.proof.take().filter(|_| own) else { return };
-        let (prompt, output) = (self.session.prompt().to_vec(), self.session.output().to_vec());
-        tokio::spawn(proof.run(self.calls.clone(), prompt, output));
     }
 
     /// Notes what the answer has shown of the server's ids and parsers.
@@ -541,17 +522,11 @@ impl SessionLoop {
     }
 
     fn start_plain(&mut self, id: ActionId, request: PlainRequest) {
-        if request == PlainRequest::First {
-            return;
-        }
+        let PlainRequest::Continue { max_tokens } = request else { return };
         self.round += 1;
         self.first = false;
         self.broken = Failure::BrokeOff;
         let context = self.context.for_call(self.session.prompt(), self.session.output());
-        let PlainRequest::Continue { max_tokens } = request else {
-            let asked = self.calls.clone().allowed(context, self.barred.take(), self.round);
-            return self.pend(id, asked.map(Reply::event));
-        };
         let opening = self.calls.clone().plain_request(context, max_tokens, self.round).boxed();
         self.plain_stream =
             Some(PlainStream::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));

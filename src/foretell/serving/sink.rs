@@ -24,7 +24,7 @@ use crate::http::body::{Body, BoxError};
 use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::Finished;
 use foretell_core::session::{Delta, Finish};
-use foretell_engines::dialect::{CallsEnd, Dialect, Engine};
+use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::openai::answer::{Additive, STOPS, Template, fill};
 use foretell_engines::openai::event::{self, finish_reason, finishes, is_usage};
 use foretell_engines::openai::trim::{self, Trim};
@@ -191,8 +191,8 @@ impl Sink {
     }
 
     /// Writes the reasoning and the tool calls of a session with an output parser too.
-    pub fn write_parts(&mut self, parsers: Parsers, calls_end: CallsEnd) {
-        self.parts = Some(PartWriter::new(parsers, calls_end));
+    pub fn write_parts(&mut self, parsers: Parsers) {
+        self.parts = Some(PartWriter::new(parsers));
     }
 
     /// Takes the parts of a JSON answer whose output is complete; they stand for all that was taken
@@ -581,7 +581,7 @@ impl Sink {
         if let Some((whole, writer)) = parts.as_ref().zip(self.parts.as_ref()) {
             writer.write_whole(&mut answer, whole);
         } else {
-            parts::write_pieces(&mut answer, text, more, self.parts.as_ref().map(PartWriter::calls_end))?;
+            parts::write_pieces(&mut answer, text, more, self.parts.is_some())?;
         }
         self.dialect.codec().complete(&mut answer);
         self.say_stop(&mut answer, end);

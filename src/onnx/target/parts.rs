@@ -33,7 +33,6 @@ impl Asked {
             tools: &self.tools,
             may_call: self.may_call,
             single_call: self.single_call,
-            empty_content: false,
             template: self.template.as_ref(),
             prompt,
         }

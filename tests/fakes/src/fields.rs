@@ -101,14 +101,15 @@ impl Fields {
         Ok(self.read(name, "a valid dictionary of numbers", read)?.unwrap_or_default())
     }
 
-    /// The only text that a grammar allows: for JSON forms the fakes have one fixed object, and
-    /// they support only regular expressions that match a single text.
+    /// The only text that a grammar allows: the fakes have one fixed object for all but regular
+    /// expressions, which they support only where these match a single text.
     pub fn grammar(&self, toy: &Toy) -> Result<Vec<TokenId>, Wrong> {
         let format = self.object("response_format")?;
         if let Some(regex) = self.object("structured_outputs")?.text("regex")? {
             return Ok(toy.encode(&literal(&regex)));
         }
-        let free = format.get("type").is_none_or(|of| of == "text");
+        let outputs = self.get("structured_outputs").is_some_and(|outputs| !outputs.is_null());
+        let free = !outputs && format.get("type").is_none_or(|of| of == "text");
         Ok(if free { Vec::new() } else { toy.encode("{\"answer\": true}") })
     }
 

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use crate::TokenId;
-use crate::mask::Mask;
 use crate::rng;
 
 use super::toy::{Context, Row};
@@ -146,8 +145,6 @@ pub struct Sampling {
     pub skip_special: bool,
     /// A grammar that allows only this text; empty for no grammar.
     pub only: Vec<TokenId>,
-    /// The grammar of the output, where the fake has whole grammars.
-    pub mask: Option<Mask>,
 }
 
 impl Sampling {
@@ -173,7 +170,6 @@ impl Sampling {
             ban_eos: false,
             skip_special: true,
             only: Vec::new(),
-            mask: None,
         }
     }
 

@@ -38,7 +38,7 @@ pub struct Piece {
     pub token: TokenId,
     /// Text that can be sent now.
     pub text: String,
-    /// The model's logits at this position, those of tokens that a mask bars being infinitely low.
+    /// The model's logits at this position.
     pub raw: Row,
     /// The logits after bias, penalties and temperature.
     pub processed: Row,
@@ -96,19 +96,8 @@ impl Sequence {
         if self.finish.is_some() {
             return None;
         }
-        let mut raw = toy.row(&self.context, self.context.len());
-        if let Some(mask) = &mut self.sampling.mask {
-            mask.apply(&mut raw);
-        }
-        let (token, processed) = loop {
-            let (token, processed) = self.sampling.draw(&raw, &self.context, self.prompt, toy.eos());
-            if self.sampling.mask.as_mut().is_none_or(|mask| mask.accept(token)) {
-                break (token, processed);
-            }
-            // The real engine ends such a request with an error of its own.
-            assert!(raw.0[token as usize].is_finite(), "the request bars every token of its grammar");
-            raw.0[token as usize] = f32::NEG_INFINITY;
-        };
+        let raw = toy.row(&self.context, self.context.len());
+        let (token, processed) = self.sampling.draw(&raw, &self.context, self.prompt, toy.eos());
         let processed = match self.sampling.temperature {
             temperature if temperature > 0.0 => processed.cooled(temperature),
             _ => processed,

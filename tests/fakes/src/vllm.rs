@@ -8,7 +8,6 @@ mod generate;
 mod info;
 mod params;
 mod streams;
-mod structured;
 mod tags;
 
 use std::sync::Arc;
@@ -23,9 +22,6 @@ use super::http::{Out, Request, Sent};
 use super::server::Engine;
 use crate::TokenId;
 use streams::{ABORT, Streams};
-use structured::Grammars;
-
-pub use structured::Library;
 
 const DERENDER: &str = "/v1/chat/completions/derender";
 
@@ -71,7 +67,6 @@ pub struct Options {
     /// `eos_token_id` of its generation config, besides the tokenizer's own end of text: the engine
     /// takes them as stop tokens of every request.
     pub other_ends: Vec<TokenId>,
-    pub library: Library,
     /// `clean_up_tokenization_spaces` of its tokenizer: single tokens in log-probabilities lack
     /// spaces before punctuation.
     pub tidies: bool,
@@ -101,7 +96,6 @@ impl Options {
             compiler: true,
             speculates: false,
             other_ends: Vec::new(),
-            library: Library::Auto,
             tidies: false,
             strict_calling: true,
             setup,
@@ -134,7 +128,6 @@ pub struct Vllm {
     pub house: Arc<House>,
     pub options: Options,
     streams: Streams,
-    grammars: Grammars,
 }
 
 /// A refusal: status, kind, message and the parameter that it is about.
@@ -166,7 +159,7 @@ impl From<Wrong> for Refusal {
 impl Vllm {
     pub fn new(options: Options) -> Self {
         let house = House::new(options.setup.clone());
-        Self { house, options, streams: Streams::default(), grammars: Grammars::default() }
+        Self { house, options, streams: Streams::default() }
     }
 
     fn minor(&self) -> u32 {
@@ -318,9 +311,5 @@ impl Engine for Vllm {
 
     fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
         self.route(request, out).boxed()
-    }
-
-    fn renewed(&self) {
-        self.grammars.renew();
     }
 }

@@ -72,7 +72,6 @@ pub fn run(input: &[u8]) {
         tools: if switches & 2 > 0 { &offered } else { &[] },
         may_call: switches & 4 > 0,
         single_call: switches & 32 > 0,
-        empty_content: switches & 64 > 0,
         template: template.as_object().filter(|_| switches & 8 > 0),
         prompt: if switches & 16 > 0 { &[prompt] } else { &[] },
     };

@@ -117,7 +117,7 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
             vec![Setting::may(json!(0)), Setting::may_not(json!(1), RelayReason::Parameter)]
         }
         Field::ToolChoice => {
-            vec![Setting::may(json!("none")), Setting::may_not(json!("required"), RelayReason::Tools)]
+            vec![Setting::may(json!("none")), Setting::may_not(json!("required"), RelayReason::Structured)]
         }
     }
 }
@@ -309,17 +309,11 @@ impl Tally {
         // These render requests, or tell the prompt with the first token.
         let tells = house.row.name == "vllm-scale-out" || house.row.dialect == "sglang";
         let renders = tells && matches!(row.treatment, Treatment::Rendered(_));
-        // Such a grammar may be followed here at temperature 0: tests/proxy/structured.rs and
-        // tests/proxy/parsers/tags.rs.
-        let grammars = ["response_format", "structured_outputs", "tool_choice"];
-        let follows = house.row.name == "vllm-scale-out"
-            && grammars.contains(&row.name)
-            && ask.fields["temperature"] == 0;
         // A number asks for them in completions, a flag in chats.
         let lists = house.row.dialect == "vllm" && row.name == "logprobs" && reason != Some("parameter");
         let rightly = match setting.refused {
             Some(_) if lists => path.is_some(),
-            Some(_) if renders || follows => matches!(path, Some("plain" | "speculated")),
+            Some(_) if renders => matches!(path, Some("plain" | "speculated")),
             Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
             None => path.is_some(),
         };

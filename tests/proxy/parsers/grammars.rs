@@ -3,7 +3,7 @@
 
 use super::*;
 
-pub const RENDER: &str = "/v1/chat/completions/render";
+const RENDER: &str = "/v1/chat/completions/render";
 /// An answer that is long enough for the server's answer to arrive meanwhile.
 const TEXT: &str =
     "There is no tool for this, so here is a text. There is no tool for this, so here is a text.";
@@ -67,7 +67,6 @@ async fn requests_that_differ_in_their_messages_ask_once() {
 #[rstest]
 #[case::another_tool(json!({"tools": [weather(), {"type": "function", "function": {"name": "f", "parameters": {}}}]}))]
 #[case::another_schema(json!({"tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "required": ["city"]}}}]}))]
-#[case::strict(json!({"tools": [{"type": "function", "function": {"name": "weather", "strict": true, "parameters": {"type": "object"}}}]}))]
 #[case::barred(json!({"tool_choice": "none"}))]
 #[case::chosen(json!({"tool_choice": "auto"}))]
 #[case::parallel(json!({"parallel_tool_calls": true}))]
@@ -88,12 +87,9 @@ async fn another_member_asks_again(#[case] more: Value) {
 async fn a_bound_request_stays_plain_without_being_asked_for() {
     let scene = Scene::proven(CALL).await;
     scene.server.fake().house.keep_requests();
-    let mut tool = weather();
-    tool["function"]["strict"] = json!(true);
-    // With this parameter the grammar is not followed.
-    let strict = json!({"tools": [tool], "min_tokens": 1});
-    scene.learns(&strict).await;
-    let (want, got) = (scene.direct(&strict).await, scene.through(&strict).await);
+    let single = json!({"parallel_tool_calls": false});
+    scene.learns(&single).await;
+    let (want, got) = (scene.direct(&single).await, scene.through(&single).await);
     assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "grammar".to_owned())));
     scene.learns(&json!({})).await;
     assert_eq!(scene.through(&json!({})).await.told.0, "speculated");
@@ -120,5 +116,16 @@ async fn another_server_that_renders_is_asked_every_time() {
     for _ in 0..3 {
         scene.through(&json!({})).await;
         assert_eq!(rendered(&renders), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_does_not_say_what_binds_is_not_speculated_on() {
+    let scene = Scene::proven(CALL).await;
+    scene.server.fake().house.faults.always(When::path(RENDER), Fault::Status(500));
+    let more = json!({"tools": [weather()], "parallel_tool_calls": false});
+    for _ in 0..3 {
+        let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
+        assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "grammar".to_owned())));
     }
 }

@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::grammar::Shell;
 use super::world::{Case, Hooks};
 use foretell_core::draft::Draft;
 use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Parsed, Tail};
@@ -154,8 +153,6 @@ pub struct Ask<'a> {
     pub call: usize,
     /// Positions between the call's own context and this one.
     pub offset: usize,
-    /// Tokens among which it is drawn; `None`: all.
-    pub among: Option<Vec<TokenId>>,
 }
 
 /// The plain run of a case.
@@ -165,8 +162,7 @@ pub fn plain(case: &Case, sample: &mut dyn FnMut(&Ask<'_>) -> TokenId) -> (Strin
     let mut context = case.prompt.clone();
     loop {
         let position = run.tokens.len();
-        let among = case.grammar.as_ref().map(|grammar| grammar.allowed(&run.tokens));
-        let token = sample(&Ask { context: &context, position, call: 0, offset: position, among });
+        let token = sample(&Ask { context: &context, position, call: 0, offset: position });
         context.push(token);
         text.push_str(&run.push(token));
         if let Some(finish) = run.finish {
@@ -181,8 +177,6 @@ pub struct PlainDecoding {
     pub plain: Option<Plain>,
     /// It is over with its first token, which does not say so.
     pub alone: bool,
-    /// The client's own request, which a grammar binds if there is one.
-    pub first: bool,
     context: Vec<TokenId>,
     start: usize,
     asked: usize,
@@ -198,8 +192,8 @@ impl PlainDecoding {
     /// tokens.
     pub fn new(id: ActionId, context: Vec<TokenId>, start: usize, asked: usize, call: usize) -> Self {
         let ahead = VecDeque::new();
-        let (plain, alone, first) = (None, false, false);
-        Self { id, plain, alone, first, context, start, asked, brought: 0, ahead, ended: None, call }
+        let (plain, alone) = (None, false);
+        Self { id, plain, alone, context, start, asked, brought: 0, ahead, ended: None, call }
     }
 
     /// The next event.
@@ -213,7 +207,7 @@ impl PlainDecoding {
         while tokens.len() < count && self.ended.is_none() {
             let token = match self.ahead.pop_front() {
                 Some(token) => token,
-                None => self.sample(case, hooks),
+                None => self.sample(hooks),
             };
             tokens.push(token);
             self.brought += 1;
@@ -229,7 +223,7 @@ impl PlainDecoding {
         }
         // The backend has sampled one token more than it has sent.
         if self.ended.is_none() && !self.alone {
-            let ahead = self.sample(case, hooks);
+            let ahead = self.sample(hooks);
             self.ahead.push_back(ahead);
         }
         let tail = if hooks.wrong.tailless { Tail::Open } else { self.tail(case, tokens.last().copied()) };
@@ -250,12 +244,10 @@ impl PlainDecoding {
         self.ended.is_some()
     }
 
-    fn sample(&mut self, case: &Case, hooks: &mut Hooks<'_>) -> TokenId {
+    fn sample(&mut self, hooks: &mut Hooks<'_>) -> TokenId {
         let offset = self.brought + self.ahead.len();
-        let grammar = case.grammar.as_ref().filter(|_| self.first);
-        let among = grammar.map(|grammar| grammar.allowed(&self.context[case.prompt.len()..]));
         let (position, call) = (self.start + offset, self.call);
-        let ask = Ask { context: &self.context, position, call, offset, among };
+        let ask = Ask { context: &self.context, position, call, offset };
         let token = (hooks.sample)(&ask);
         self.context.push(token);
         token
@@ -295,16 +287,13 @@ pub struct Put<'a> {
     pub context: Vec<TokenId>,
     pub position: usize,
     pub call: usize,
-    /// The mask of the output, if a grammar binds it.
-    pub mask: Option<&'a Shell>,
 }
 
 impl Put<'_> {
     /// The backend's answer, by the verification method.
     pub fn answer(&self, hooks: &mut Hooks<'_>) -> Event {
-        let allowed = self.mask.map(|mask| mask.nodes(self, hooks.wrong.slip));
         let lanes = if self.method == VerifyMethod::FanOut { self.case.manner.lanes } else { usize::MAX };
-        let nodes = self.draft.len().min(allowed.unwrap_or(usize::MAX)).min(lanes);
+        let nodes = self.draft.len().min(lanes);
         let rows = match self.method {
             VerifyMethod::FanOut => self.sampled(nodes, hooks),
             VerifyMethod::Tree => match self.draft.sampled() {
@@ -312,20 +301,13 @@ impl Put<'_> {
                 None => self.sampled(nodes, hooks),
             },
             VerifyMethod::Native => self.native(hooks),
-            VerifyMethod::Score => match self.mask {
-                Some(mask) => self.listed(mask, nodes, hooks),
-                None => self.scored(hooks),
-            },
+            VerifyMethod::Score => self.scored(hooks),
         };
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {
             return Event::Fault(Fault::Verify);
         }
         let proposal = self.proposal(&rows).filter(|_| self.case.rules.shared.proposes);
-        let result = VerifyResult { rows, proposal, ..VerifyResult::default() };
-        match self.mask {
-            Some(mask) => mask.result(self, nodes, result, hooks.wrong.slip),
-            None => Event::VerifyResult(result),
-        }
+        Event::VerifyResult(VerifyResult { rows, proposal, ..VerifyResult::default() })
     }
 
     /// The proposal behind the nodes that the samples accept, and the token after them.
@@ -380,24 +362,6 @@ impl Put<'_> {
         rows
     }
 
-    /// As [`Self::scored`] under a grammar: the session runner decides by the likeliest tokens of
-    /// each position and the drafted one.
-    fn listed(&self, mask: &Shell, nodes: usize, hooks: &mut Hooks<'_>) -> Vec<Row> {
-        assert_eq!(self.draft.stem(), self.draft.len(), "a scored prompt is a chain");
-        let mut told = Vec::new();
-        for node in 0..nodes {
-            let all = (hooks.distribution)(&self.full(node.checked_sub(1))).expect("a distribution");
-            let mut top = ranked(&all, Shell::WIDTH).top;
-            let drafted = self.draft.nodes()[node].token;
-            if top.iter().all(|entry| entry.0 != drafted) {
-                top.push((drafted, all[drafted as usize]));
-            }
-            told.push(top.into_iter().map(|(token, p)| (token, p.ln())).collect());
-        }
-        let bonus = self.sample(nodes.checked_sub(1), hooks);
-        mask.rows(self, &told, bonus, hooks.wrong.slip)
-    }
-
     fn full(&self, parent_node: Option<usize>) -> Vec<TokenId> {
         let path = parent_node.map(|node| self.draft.path(node)).unwrap_or_default();
         [self.context.as_slice(), &path].concat()
@@ -407,7 +371,7 @@ impl Put<'_> {
         let full = self.full(parent_node);
         let offset = full.len() - self.context.len();
         let (position, call) = (self.position + offset, self.call);
-        let ask = Ask { context: &full, position, call, offset, among: None };
+        let ask = Ask { context: &full, position, call, offset };
         let mut sample = (hooks.sample)(&ask);
         for _ in 0..hooks.wrong.redraw {
             if self.draft.child(parent_node, sample).is_none() {

@@ -170,7 +170,6 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
         rules,
         manner: Manner::default(),
         temperature: 0.0,
-        grammar: None,
     }
 }
 

@@ -109,7 +109,6 @@ fn case(prompt: u64, methods: &[VerifyMethod], gamma: Option<usize>, model: bool
         rules,
         manner: Manner { lanes: 1 + random.below(8) as usize, ..Manner::default() },
         temperature: 0.0,
-        grammar: None,
     }
 }
 

@@ -155,7 +155,7 @@ impl Target for ScoringToy {
         let sampling = Sampling { temperature: 1.0, top_k, top_p, ..Sampling::default() };
         let mut top: Vec<(TokenId, f64)> = (0..).zip(self.raw(context).map(f64::ln)).collect();
         top.sort_by(|a, b| b.1.total_cmp(&a.1));
-        let width = score::width(&sampling, 3, false).expect("can be told");
+        let width = score::width(&sampling, 3).expect("can be told");
         top.truncate(width);
         score::row(&top, width, &sampling, if self.special { &[Self::END] } else { &[] })
     }

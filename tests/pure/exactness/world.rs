@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::backend::{Ask, Bytes, Manner, Plain, PlainDecoding, Put, Vocabulary, proposed};
-use super::grammar::{Bound, Shell, Slip};
 use foretell_core::control::Control;
 use foretell_core::draft::{Draft, Sampled, Tree};
 use foretell_core::session::Parsed;
@@ -26,8 +25,6 @@ pub struct Case {
     pub max: usize,
     pub rules: Rules,
     pub manner: Manner,
-    /// The grammar that binds the client's own request, and no later one.
-    pub grammar: Option<Bound>,
 }
 
 impl Case {
@@ -83,8 +80,6 @@ pub struct Wrong {
     pub astray: bool,
     /// Does not report the end of a plain request with the token that ended it.
     pub tailless: bool,
-    /// A mistake in the use of a mask.
-    pub slip: Slip,
 }
 
 /// Faults during a session.
@@ -112,12 +107,6 @@ pub struct Outcome {
     pub text: String,
     pub tokens: Vec<TokenId>,
     pub summary: Summary,
-    /// Plain requests that went no further because of the grammar.
-    pub barred: u32,
-    /// Tokens that the backend was asked for among the allowed ones.
-    pub allowed: u32,
-    /// Requests for one that failed.
-    pub faulted: u32,
 }
 
 /// Plays a request through the session.
@@ -129,18 +118,8 @@ pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
 pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut Hooks<'_>) -> Outcome {
     let mut world = World {
         case,
-        client: Outcome {
-            text: String::new(),
-            tokens: Vec::new(),
-            summary: Summary::default(),
-            barred: 0,
-            allowed: 0,
-            faulted: 0,
-        },
+        client: Outcome { text: String::new(), tokens: Vec::new(), summary: Summary::default() },
         token_context: Vec::new(),
-        mask: case.grammar.as_ref().map(Bound::shell),
-        barred: None,
-        asked: None,
         plain_request: None,
         replies: VecDeque::new(),
         calls: 0,
@@ -183,8 +162,7 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
             continue;
         }
         let (id, event) = world.next(hooks);
-        let (event, barred) = world.bar(event, hooks);
-        if matches!(event, Event::Token { .. } | Event::VerifyResult(_) | Event::Allowed { .. }) {
+        if matches!(event, Event::Token { .. } | Event::VerifyResult(_)) {
             let unread =
                 world.plain_request.as_ref().and_then(|plain_request| plain_request.ahead.front().copied());
             let allowed = (hooks.allow)(world.events, unread);
@@ -198,9 +176,6 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
             }
         }
         session.handle(id, event, now);
-        if barred {
-            session.handle(id, Event::Barred, now);
-        }
     }
     panic!("the session does not end");
 }
@@ -210,11 +185,6 @@ struct World<'a> {
     client: Outcome,
     /// Every token that the session has emitted.
     token_context: Vec<TokenId>,
-    mask: Option<Shell>,
-    /// The token that the mask has barred last.
-    barred: Option<TokenId>,
-    /// The last request for a token among the allowed ones.
-    asked: Option<ActionId>,
     plain_request: Option<PlainDecoding>,
     replies: VecDeque<(ActionId, Event)>,
     calls: usize,
@@ -257,29 +227,19 @@ impl World<'_> {
         };
         match (chaos, self.under_way()) {
             (Chaos::Fault(fault), Some(id)) => {
-                self.client.faulted += u32::from(self.asked == Some(id));
                 self.drop_action(id);
                 session.handle(id, Event::Fault(fault), *now);
             }
             (Chaos::Stale(age), Some(id)) if age < id.0 && !self.live(ActionId(id.0 - age)) => {
                 session.handle(ActionId(id.0 - age), junk(), *now);
                 session.handle(ActionId(id.0 - age), Event::PlainEnded(Finish::Stop), *now);
-                if self.mask.is_some() {
-                    session.handle(ActionId(id.0 - age), Event::Barred, *now);
-                    session.handle(ActionId(id.0 - age), Event::Allowed { token: 0, ends: true }, *now);
-                }
             }
             (Chaos::Misfit, Some(id))
-                if self.asked == Some(id)
-                    || self.plain_request.as_ref().is_some_and(|plain_request| plain_request.id == id) =>
+                if self.plain_request.as_ref().is_some_and(|plain_request| plain_request.id == id) =>
             {
                 session.handle(id, Event::VerifyResult(VerifyResult::default()), *now);
                 session.handle(id, Event::Draft(Tree::default().into()), *now);
                 session.handle(id, Event::Shadow(vec![Some(1), None]), *now);
-                if self.mask.is_some() {
-                    // Nobody has barred a token; the next one is among those that are allowed.
-                    session.handle(id, Event::Barred, *now);
-                }
             }
             (Chaos::Misfit, Some(id)) => {
                 session.handle(id, junk(), *now);
@@ -309,14 +269,12 @@ impl World<'_> {
                 let asked = match method {
                     PlainRequest::First => self.case.max,
                     PlainRequest::Continue { max_tokens } => max_tokens as usize,
-                    PlainRequest::Allowed => return self.ask_allowed(id, hooks),
                 };
                 if first {
                     self.replies.push_back((id, Event::Prompt(self.case.prompt.clone())));
                 }
                 let start = self.token_context.len();
                 let mut plain_request = PlainDecoding::new(id, self.context(), start, asked, self.calls);
-                plain_request.first = first;
                 plain_request.alone = first && self.case.manner.first_token_alone;
                 plain_request.plain = (first && !plain_request.alone).then(|| Plain::new(self.case));
                 self.plain_request = Some(plain_request);
@@ -339,8 +297,7 @@ impl World<'_> {
                 }
                 let (position, call) = (self.token_context.len() + assumed.len(), self.calls);
                 let context = [self.context(), assumed.clone()].concat();
-                let mask = self.mask.as_ref();
-                let put = Put { case: self.case, draft: &draft, method, context, position, call, mask };
+                let put = Put { case: self.case, draft: &draft, method, context, position, call };
                 let answer = put.answer(hooks);
                 if !assumed.is_empty() {
                     self.taint(&draft, &assumed, &answer, hooks.wrong);
@@ -385,40 +342,6 @@ impl World<'_> {
         {
             *first = Event::Fault(Fault::Verify);
         }
-    }
-
-    /// Asks the backend for one token among those that the mask allows.
-    fn ask_allowed(&mut self, id: ActionId, hooks: &mut Hooks<'_>) {
-        let (context, position, slip) = (self.context(), self.token_context.len(), hooks.wrong.slip);
-        let call = &mut self.calls;
-        let mut sample = |among| {
-            let ask = Ask { context: &context, position, call: *call, offset: 0, among };
-            *call += 1;
-            (hooks.sample)(&ask)
-        };
-        let mask = self.mask.as_ref().expect("nothing else bars a token");
-        let event = mask.ask_allowed(&self.token_context, self.barred.take(), slip, &mut sample);
-        self.asked = Some(id);
-        self.replies.push_back((id, event));
-    }
-
-    /// Takes out of an event of a later plain request the tokens that the mask does not allow, as
-    /// the session runner does; true if there are any and they follow others.
-    fn bar(&mut self, mut event: Event, hooks: &mut Hooks<'_>) -> (Event, bool) {
-        self.client.allowed += u32::from(matches!(event, Event::Allowed { .. }));
-        let later = self.plain_request.as_ref().is_some_and(|plain_request| !plain_request.first);
-        let (Event::Token { tokens, tail, .. }, Some(mask), true) = (&mut event, &self.mask, later) else {
-            return (event, false);
-        };
-        let ends = tokens.last().is_some_and(|&last| self.case.is_end(last));
-        let Some(allowed) = mask.follow(&self.token_context, tokens, ends, hooks.wrong.slip) else {
-            return (event, false);
-        };
-        self.client.barred += 1;
-        self.barred = tokens.get(allowed).copied();
-        tokens.truncate(allowed);
-        *tail = Tail::Open;
-        if allowed == 0 { (Event::Barred, false) } else { (event, true) }
     }
 
     fn next(&mut self, hooks: &mut Hooks<'_>) -> (ActionId, Event) {

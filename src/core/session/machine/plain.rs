@@ -35,16 +35,10 @@ impl<W: Walk> Session<W> {
                 self.know_prompt(prompt);
                 self.bound = bound;
             }
-            Event::Barred if plain.asked == Asked::Rest => self.decode_allowed(now),
-            Event::Allowed { token, ends } if plain.asked == Asked::Rest => {
-                self.allowed(plain, token, ends, now);
-            }
             Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if plain.asked == Asked::Rest => self.wait(pause, now),
             Event::Fault(_) => self.plain_broke(plain, now),
-            Event::Barred
-            | Event::Allowed { .. }
-            | Event::Draft(_)
+            Event::Draft(_)
             | Event::Shadow(_)
             | Event::VerifyResult(_)
             | Event::ClientGone
@@ -257,28 +251,7 @@ impl<W: Walk> Session<W> {
         let segment = self.rules.segment.unwrap_or(if slow { SEGMENT_SLOW } else { u32::MAX }).max(1);
         let rest = self.output.rest().map_or(SEGMENT_OPEN, |rest| rest as u32);
         let most = rest.min(segment).max(1);
-        self.ask_rest(PlainRequest::Continue { max_tokens: most }, most, after_rounds, now);
-    }
-
-    /// The next token has to be one that the grammar allows; the backend samples it among these.
-    fn decode_allowed(&mut self, now: Tick) {
-        if let Some(barred) = self.flight.plain.take() {
-            self.act(Action::Cancel(barred.id));
-        }
-        self.ask_rest(PlainRequest::Allowed, 1, false, now);
-    }
-
-    /// The one token of a plain request of its own.
-    fn allowed(&mut self, plain: PlainFlight, token: TokenId, ends: bool, now: Tick) {
-        let tail = if ends { Tail::Stop } else { Tail::Last };
-        self.token(plain, vec![token], Parsed::default(), tail, now);
-        if let Some(plain) = self.flight.plain {
-            self.plain_ended(plain, Finish::Length, now);
-        }
-    }
-
-    fn ask_rest(&mut self, request: PlainRequest, most: u32, after_rounds: bool, now: Tick) {
-        let id = self.act(Action::Plain(request));
+        let id = self.act(Action::Plain(PlainRequest::Continue { max_tokens: most }));
         if let Some(presence) = self.presence.as_mut().filter(|_| after_rounds) {
             presence.awaits(Awaited::Continuation);
         }

@@ -1,10 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::openai::{Grammar, Language};
-use crate::parse::{Parsers, ReasoningFormat};
 use foretell_core::draft::{Features, Source, Tree};
-use std::sync::Arc;
 
 fn engine() -> Engine {
     Engine {
@@ -260,29 +257,6 @@ fn a_chat_without_a_limit_is_not_speculated_on_where_the_limit_is_unknown() {
     assert_eq!(Engine { default_tokens: Some(9), ..known }.limit(&chat), MaxTokens::Tokens(9));
 }
 
-#[test]
-fn a_grammar_behind_reasoning_is_followed_where_that_ends_at_a_token() {
-    let grammar =
-        Grammar { parameter: "response_format", language: Language::JsonObject, any_whitespace: true };
-    let sampling = Sampling { grammar: Some(Arc::new(grammar)), ..greedy() };
-    let followed = |reasoning| {
-        let parsers = Parsers { reasoning, ..Parsers::default() };
-        let engine = Engine { masks: true, parsers, ..engine() };
-        let mut request = request(&json!({"model": "m", "prompt": "x", "max_tokens": 9}));
-        [Route::Completions, Route::Chat].map(|route| {
-            request.route = route;
-            engine
-                .refuses(&request, &sampling)
-                .is_none_or(|refused| refused.reason != RelayReason::Structured)
-        })
-    };
-    assert_eq!(followed(None), [true, true]);
-    for format in ReasoningFormat::ALL {
-        let by_token = !matches!(format, ReasoningFormat::GptOss | ReasoningFormat::Mistral);
-        assert_eq!(followed(Some(format)), [false, by_token], "{format:?}: no parser reads a completion");
-    }
-}
-
 /// `max_new_tokens` of the generation config is a default of chats, not a maximum.
 #[test]
 fn the_limit_of_a_chat_that_sets_none_is_read_from_its_rendering() {
@@ -325,14 +299,4 @@ fn request(body: &Value) -> Request {
         crate::openai::Judgement::Eligible(request) => *request,
         crate::openai::Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
     }
-}
-
-#[test]
-fn grammars_of_several_engines_behind_one_address_are_not_followed() {
-    let of = |engines: u32| {
-        let series =
-            |engine| format!("vllm:num_requests_running{{engine=\"{engine}\",model_name=\"m\"}} 0.0\n");
-        (0..engines).map(series).collect::<String>()
-    };
-    assert_eq!([0, 1, 2].map(|engines| super::is_one(&of(engines))), [true, true, false]);
 }

@@ -7,7 +7,7 @@ use foretell_core::units::TokenId;
 use serde_json::Value as Json;
 
 use crate::parse::grammar::{Grammar, Mark, Rest, State, Step, Tells, Thinks};
-use crate::parse::{ReasoningEnds, Template, Vocabulary};
+use crate::parse::{Template, Vocabulary};
 
 /// A family's grammar with the tokens of one vocabulary and the functions of one request.
 #[derive(Debug)]
@@ -120,13 +120,6 @@ impl Setup {
 
     pub(in crate::parse) const fn thinks(&self) -> bool {
         self.thinks
-    }
-
-    /// The tokens that end reasoning; `None` if it ends in a way that has no token.
-    pub(in crate::parse) fn reasoning_end(&self) -> Option<ReasoningEnds> {
-        let marker = self.token_of(Mark::ThinkEnd).filter(|marker| self.ends.contains(marker))?;
-        let first = self.ends.iter().copied().filter(|end| *end != marker).collect();
-        Some(ReasoningEnds { marker, first })
     }
 
     /// True if an output after this prompt begins with content, as the server decides it.

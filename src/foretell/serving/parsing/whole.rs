@@ -99,7 +99,7 @@ impl WholeParser {
         }
         let pieces: Vec<(TokenId, &str)> =
             pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
-        let asked = Asked::of(&self.identity, &self.request);
+        let asked = Asked::of(&self.request);
         parse::with_vocabulary(tokenizer, |vocabulary| {
             engine.parsers.whole(&asked.as_request(prompt), vocabulary, &pieces).ok()
         })

@@ -7,7 +7,6 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::{SessionLoop, WORLD};
-use crate::serving::calls::Followed;
 use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::sink::Gone;
@@ -92,7 +91,6 @@ impl SessionLoop {
                 Err(Gone) => return self.session.handle(WORLD, Event::ClientGone, now),
             }
         }
-        let barred = !self.first && self.bar(&mut chunk);
         let (later, output) = (!self.first, self.session.output());
         let lists = self.logprobs.as_ref().filter(|_| later);
         if lists.is_some_and(|logprobs| !logprobs.learn(output, &mut chunk)) {
@@ -121,9 +119,6 @@ impl SessionLoop {
             self.handle(id, Event::Token { tokens: chunk.tokens, parsed, tail }, now);
         }
         self.end_if(id, ended);
-        if barred {
-            self.handle(id, Event::Barred, now);
-        }
     }
 
     /// The answer has begun: a stream's request cannot be sent again.
@@ -172,18 +167,6 @@ impl SessionLoop {
             return self.session.handle(id, Event::ClientGone, self.clock.now());
         }
         self.verbatim(id).await;
-    }
-
-    /// Takes the tokens out of an event that the grammar of the output does not allow; true if
-    /// there are any.
-    fn bar(&mut self, chunk: &mut Chunk) -> bool {
-        let (prompt, output) = (self.session.prompt(), self.session.output());
-        let followed = self.calls.follow(prompt, output, &chunk.tokens, chunk.ends);
-        let Followed::First(allowed) = followed else { return false };
-        self.barred = chunk.tokens.get(allowed).copied();
-        chunk.tokens.truncate(allowed);
-        (chunk.finish, chunk.ends) = (None, false);
-        true
     }
 
     /// Notes the marks in an event of a chat that no parser here reads, and if they are text in it.

@@ -4,7 +4,6 @@ use serde_json::{Map, Value};
 
 use crate::random::fresh_seed;
 use foretell_core::session::{Finish, Parsed};
-use foretell_engines::dialect::CallsEnd;
 use foretell_engines::openai::parts;
 use foretell_engines::parse::{Parsers, Whole};
 
@@ -17,13 +16,12 @@ pub(super) struct PartWriter {
     reasoning: &'static str,
     /// The server's parsers, which make the ids of new calls.
     parsers: Parsers,
-    calls_end: CallsEnd,
 }
 
 impl PartWriter {
-    pub(super) const fn new(parsers: Parsers, calls_end: CallsEnd) -> Self {
+    pub(super) const fn new(parsers: Parsers) -> Self {
         let [reasoning, _] = parts::REASONING;
-        Self { reasoning, parsers, calls_end }
+        Self { reasoning, parsers }
     }
 
     /// Learns the member for reasoning from a delta of the server.
@@ -43,11 +41,7 @@ impl PartWriter {
         if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
             parts::write_whole(message, whole, self.reasoning, || self.call_id());
         }
-        finish(choice, self.calls_end, !whole.calls.is_empty());
-    }
-
-    pub(super) const fn calls_end(&self) -> CallsEnd {
-        self.calls_end
+        finish(choice, !whole.calls.is_empty());
     }
 
     fn call_id(&self) -> String {
@@ -56,29 +50,22 @@ impl PartWriter {
 }
 
 /// Writes the finish reason of a whole answer; `called`: it has calls.
-fn finish(choice: &mut Map<String, Value>, calls_end: CallsEnd, called: bool) {
+fn finish(choice: &mut Map<String, Value>, called: bool) {
     let reason = choice.get("finish_reason").and_then(Value::as_str);
-    let stopped = reason.is_some_and(|reason| [CALLS, STOP].contains(&reason));
-    let ends = match calls_end {
-        CallsEnd::Whole => called,
-        // Also where the calls could not be read.
-        CallsEnd::Stopped => stopped,
-        CallsEnd::Never => false,
-    };
-    if ends || stopped {
-        let reason = if ends { CALLS } else { STOP };
+    if called || reason.is_some_and(|reason| [CALLS, STOP].contains(&reason)) {
+        let reason = if called { CALLS } else { STOP };
         choice.insert("finish_reason".to_owned(), reason.into());
     }
 }
 
 /// Writes the members of a server's deltas, joined, into a whole answer: what its parser of streams
-/// took out of the text. `None` if their calls cannot be joined. `calls_end`: of a server whose
+/// took out of the text. `None` if their calls cannot be joined. `parses`: the server's
 /// parsers are known.
 pub(super) fn write_pieces(
     answer: &mut Value,
     text: &str,
     pieces: &Map<String, Value>,
-    calls_end: Option<CallsEnd>,
+    parses: bool,
 ) -> Option<()> {
     let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else {
         return Some(());
@@ -87,13 +74,12 @@ pub(super) fn write_pieces(
     message.extend(pieces.clone());
     // If a parser of the server has taken all of it, there is no text.
     if text.is_empty() && !pieces.is_empty() {
-        let forced = calls_end.is_some_and(|calls_end| calls_end != CallsEnd::Whole);
-        message.insert("content".to_owned(), if forced { "".into() } else { Value::Null });
+        message.insert("content".to_owned(), Value::Null);
     }
     if let Some(calls) = pieces.get("tool_calls") {
         message.insert("tool_calls".to_owned(), parts::joined_calls(calls)?);
-        if let Some(calls_end) = calls_end {
-            finish(choice, calls_end, true);
+        if parses {
+            finish(choice, true);
         }
     }
     Some(())

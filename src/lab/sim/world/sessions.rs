@@ -129,7 +129,6 @@ impl World {
         let (tokens, first) = match method {
             PlainRequest::First => (rest, true),
             PlainRequest::Continue { max_tokens } => (rest.min(max_tokens as usize), false),
-            PlainRequest::Allowed => (rest.min(1), false),
         };
         let job = self.call(number, request, action, Work::Stream(tokens), self.setup.net.call);
         let kind = CallKind::Plain { from: request.done, tokens, first };

@@ -71,10 +71,7 @@ impl Vllm {
     pub(super) fn chat_asked(&self, fields: &Fields) -> Result<Chat, Refusal> {
         let prompt = self.chat_prompt(fields)?;
         let asked = fields.uint("max_completion_tokens")?.or(fields.uint("max_tokens")?);
-        let mut sampling = self.openai_sampling(fields, self.room(prompt.len(), asked, None)?)?;
-        if self.minor() < 32 {
-            sampling.only = fields.grammar(&self.house.toy)?;
-        }
+        let sampling = self.openai_sampling(fields, self.room(prompt.len(), asked, None)?)?;
         let n = fields.uint("n")?.unwrap_or(1).max(1) as usize;
         if n > 1 && sampling.temperature == 0.0 {
             return Err(Refusal::about(format!("n must be 1 when using greedy sampling, got {n}."), "n"));

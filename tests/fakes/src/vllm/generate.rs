@@ -196,7 +196,7 @@ impl Vllm {
                 grammar[name] = made;
                 put("structured_outputs", grammar);
             }
-            _ if sampling.mask.is_some() => {
+            _ if !sampling.only.is_empty() => {
                 put(
                     "structured_outputs",
                     fields.get("structured_outputs").cloned().unwrap_or_else(|| json!({})),

@@ -51,7 +51,7 @@ impl Vllm {
         sampling.ignore_eos = fields.flag("ignore_eos")?;
         sampling.skip_special = fields.get("skip_special_tokens").is_none_or(|skip| skip != false);
         self.check(&sampling)?;
-        sampling.mask = self.mask(fields, &sampling.stop_ids)?;
+        sampling.only = self.bound(fields)?;
         if !sampling.ignore_eos {
             sampling.stop_ids.extend(&self.options.other_ends);
         }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::super::fields::Fields;
 use super::super::hermes::python;
 use super::{Refusal, Vllm};
+use crate::TokenId;
 
 /// The calls that a request forces.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +87,29 @@ impl Vllm {
         };
         Ok(Some(("structural_tag", json!(python(&json!({"type": "structural_tag", "format": format}))))))
     }
+}
+
+impl Vllm {
+    /// The only text of an output that a grammar binds from its first token on, as a stand-in for
+    /// all that it allows; empty if none does.
+    pub(super) fn bound(&self, fields: &Fields) -> Result<Vec<TokenId>, Refusal> {
+        let forced = Forced::of(fields).filter(|_| self.minor() >= 32);
+        let text = match (self.made_of_tools(fields)?, forced) {
+            (Some(("structural_tag", _)), Some(Forced::Named(name))) => call(&name),
+            (Some(("structural_tag", _)), Some(Forced::Any)) => {
+                let name = fields.get("tools").and_then(|tools| tools.pointer("/0/function/name"));
+                call(name.and_then(Value::as_str).unwrap_or_default())
+            }
+            (Some(("json", _)), _) => "{\"answer\": true}".to_owned(),
+            _ => return Ok(fields.grammar(&self.house.toy)?),
+        };
+        Ok(self.house.toy.encode(&text))
+    }
+}
+
+/// A call of this function.
+fn call(name: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{\"answer\": true}}}}\n</tool_call>")
 }
 
 /// The schema of a function's arguments.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{ask, events, gauge, get, ids, parsed, refusal};
-use crate::fakes::vllm::{Garbage, Library, Options, Vllm};
+use crate::fakes::vllm::{Garbage, Options, Vllm};
 use crate::fakes::{Defaults, Fake, Temper};
 
 const GENERATE: &str = "/inference/v1/generate";
@@ -377,83 +377,25 @@ async fn text(fake: &Fake<Vllm>, more: Value) -> String {
 #[tokio::test]
 async fn a_grammar_binds_every_output_from_its_first_token_to_its_end() {
     let fake = vllm("0.33.0", |_| {}).await;
-    let choice = json!({"choice": ["yes", "no", "yes, \"now\"\n"]});
-    let said = text(&fake, json!({"structured_outputs": choice})).await;
-    assert!(["yes|\"stop\"", "no|\"stop\"", "yes, \"now\"\n|\"stop\""].contains(&said.as_str()), "{said}");
-    let again = text(&fake, json!({"structured_outputs": choice, "prompt": "A text yes"})).await;
-    assert!(again.starts_with("yes") || again.starts_with("no"), "the prompt is no part of it: {again}");
-    assert_eq!(text(&fake, json!({"structured_outputs": {"regex": "a{2}b"}})).await, "aab|\"stop\"");
-    for (rules, want) in [("root ::= \"x\" \"y\"", "xy|\"stop\""), ("start: \"x\" \"z\"", "xz|\"stop\"")] {
-        assert_eq!(text(&fake, json!({"structured_outputs": {"grammar": rules}})).await, want);
+    let object = "{\"answer\": true}|\"stop\"";
+    for structured in [json!({"choice": ["yes", "no"]}), json!({"json": {}}), json!({"json_object": true})] {
+        let more = json!({"structured_outputs": structured});
+        assert_eq!(text(&fake, more).await, object);
     }
-    let empty = json!({"type": "object", "additionalProperties": false});
-    let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": empty}});
-    let said = text(&fake, json!({"response_format": format, "logit_bias": {"98": 100, "96": 100}})).await;
-    assert_eq!(said, "{}|\"stop\"");
-    let ended =
-        json!({"structured_outputs": {"choice": ["no"]}, "ignore_eos": true, "skip_special_tokens": false});
-    let said = text(&fake, ended).await;
-    assert!(
-        said.starts_with("no<|endoftext|>") && said.ends_with("\"length\""),
-        "unbound behind its end: {said}"
-    );
-    for wrong in
-        [json!({}), json!({"regex": "a", "choice": ["a"]}), json!({"json": "{"}), json!({"choice": []})]
-    {
-        let body = json!({"prompt": "A text", "structured_outputs": wrong});
-        assert_eq!(refusal(fake.address, "/v1/completions", body).await.0, 400);
-    }
+    let again = json!({"structured_outputs": {"regex": "aab"}, "prompt": "A text aa"});
+    assert_eq!(text(&fake, again).await, "aab|\"stop\"", "the prompt is no part of it");
+    let rendered = ask(fake.address, "/v1/completions/render", json!({"prompt": "A", "structured_outputs": {"regex": "a"}}));
+    assert!(rendered.await[0]["sampling_params"]["structured_outputs"].is_object());
 }
 
-/// Bars, then the list of the request, then its bias.
+/// The second runner ends with a longer list.
 #[tokio::test]
-async fn a_grammar_comes_before_lists_and_biases() {
+async fn too_many_allowed_tokens_end_the_second_runner() {
     let fake = vllm("0.33.0", |_| {}).await;
-    let id = |text: &str| fake.house.toy.encode(text)[0];
-    let [a, b, c] = ["a", "b", "c"].map(id);
-    let within = json!({"structured_outputs": {"regex": "[ab]"}, "allowed_token_ids": [b, c],
-        "logit_bias": {c.to_string(): 100, a.to_string(): 100}, "max_tokens": 1});
-    assert_eq!(text(&fake, within).await, "b|\"length\"");
-    let rows = ask(
-        fake.address,
-        GENERATE,
-        json!({"token_ids": [a, b, c], "sampling_params": {"max_tokens": 1,
-        "temperature": 0, "prompt_logprobs": 2, "detokenize": false, "structured_outputs": {"regex": "a"}}}),
-    );
-    let answer = rows.await;
-    assert_eq!(answer["choices"][0]["token_ids"], json!([a]));
-    assert_ne!(answer["prompt_logprobs"][1].as_object().unwrap().keys().next(), None, "rows are not bound");
     let many: Vec<u32> = (0..1025).collect();
     let body = json!({"prompt": "A text", "allowed_token_ids": many, "max_tokens": 1});
     let v1 = vllm("0.32.0", |_| {}).await;
     ask(v1.address, "/v1/completions", body.clone()).await;
     assert_eq!(refusal(fake.address, "/v1/completions", body).await.0, 500);
     assert!(fake.house.is_dead() && !v1.house.is_dead());
-}
-
-/// Special tokens are text in a string for xgrammar alone, and the first grammar of a process
-/// decides.
-#[tokio::test]
-async fn the_first_grammar_decides_which_library_makes_all_of_them() {
-    let foreign = json!({"structured_outputs": {"json": {"type": "integer", "multipleOf": 2}}});
-    let marked = json!({"structured_outputs": {"json": {"type": "string"}}, "allowed_token_ids": [3, 7],
-        "logit_bias": {"3": 100}, "max_tokens": 2, "skip_special_tokens": false});
-    let spaced = json!({"structured_outputs": {"json": {"type": "array", "items": {"type": "string"}, "minItems": 1}},
-        "allowed_token_ids": [64, 7, 204], "logit_bias": {"204": 100}, "max_tokens": 2});
-    for (library, first, marks, spaces) in [
-        (Library::Auto, None, true, true),
-        (Library::Auto, Some(&foreign), false, true),
-        (Library::Guidance, None, false, true),
-        (Library::FixedWhitespace, None, true, false),
-    ] {
-        let fake = vllm("0.33.0", |options| options.library = library).await;
-        if let Some(first) = first {
-            text(&fake, first.clone()).await;
-        }
-        assert_eq!(text(&fake, marked.clone()).await.contains("<|assistant|>"), marks, "{library:?}");
-        assert_eq!(text(&fake, spaced.clone()).await.contains('\n'), spaces, "{library:?}");
-        fake.restart();
-        let again = library == Library::Auto || marks;
-        assert_eq!(text(&fake, marked.clone()).await.contains("<|assistant|>"), again, "{library:?}");
-    }
 }
