@@ -59,7 +59,7 @@ fn read(message: &Message, stream: bool) -> Read {
         read.done = all.iter().any(|data| data == "[DONE]");
         let json = |data: &String| match Data::of(data) {
             Data::Answer(event) => Some(event),
-            Data::Foreign | Data::Damaged => None,
+            Data::Foreign(_) | Data::Damaged => None,
         };
         all.iter().filter_map(json).collect()
     } else {

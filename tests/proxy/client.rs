@@ -192,11 +192,12 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().into_iter().flatten().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// The events of a stream, which must end with `[DONE]`.
+/// The events of a stream, which must end with `[DONE]`, or with an error and no `[DONE]`.
 pub fn events(message: &Message) -> Vec<Value> {
     let text = message.text();
     let mut events: Vec<&str> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
-    assert_eq!(events.pop(), Some("data: [DONE]"), "{text}");
+    let fails = events.last().is_some_and(|event| event.starts_with("data: {\"error\":"));
+    assert!(fails || events.pop() == Some("data: [DONE]"), "{text}");
     events.iter().map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap()).collect()
 }
 

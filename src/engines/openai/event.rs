@@ -15,8 +15,8 @@ const NO_REASON: [&str; 4] = ["", "null", "none", "undefined"];
 pub enum Data {
     /// Part of an answer: choices, usage or an error.
     Answer(Value),
-    /// Part of no answer: an event that a gateway has added, or no JSON object at all.
-    Foreign,
+    /// Part of no answer: an event that a gateway has added; null if it is no JSON object.
+    Foreign(Value),
     /// An object that is damaged: part of an answer may be lost with it.
     Damaged,
 }
@@ -26,9 +26,9 @@ impl Data {
     pub fn of(data: &str) -> Self {
         match serde_json::from_str::<Value>(data) {
             Ok(event) if event.is_object() && !is_foreign(&event) => Self::Answer(event),
-            Ok(_) => Self::Foreign,
+            Ok(event) if event.is_object() => Self::Foreign(event),
             Err(_) if data.trim_start().starts_with('{') => Self::Damaged,
-            Err(_) => Self::Foreign,
+            Ok(_) | Err(_) => Self::Foreign(Value::Null),
         }
     }
 }
@@ -122,9 +122,10 @@ mod tests {
 
     #[test]
     fn only_a_damaged_object_is_damage() {
-        for foreign in ["", "null", "7", "ping", "\"[DONE]\"", "[]", r#"{"type":"ping"}"#, "<html>"] {
-            assert_eq!(Data::of(foreign), Data::Foreign, "{foreign}");
+        for foreign in ["", "null", "7", "ping", "\"[DONE]\"", "[]", "<html>"] {
+            assert_eq!(Data::of(foreign), Data::Foreign(Value::Null), "{foreign}");
         }
+        assert_eq!(Data::of(r#"{"type":"ping"}"#), Data::Foreign(json!({"type": "ping"})));
         assert_eq!(Data::of(r#"{"choices":[{"tex"#), Data::Damaged);
         assert!(matches!(Data::of(r#"{"choices":[{"text":"a"}]}"#), Data::Answer(_)));
     }

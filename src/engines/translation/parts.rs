@@ -103,7 +103,7 @@ impl<E: Events> Stream<E> {
         }
         let chunk = match Data::of(data) {
             Data::Answer(chunk) => chunk,
-            Data::Foreign => return,
+            Data::Foreign(_) => return,
             Data::Damaged => return self.fail(None, "the engine sent an event that is not JSON", out),
         };
         if error(&chunk).is_some() {

@@ -184,7 +184,7 @@ pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
         }
         let event = match Data::of(&String::from_utf8_lossy(&arrival.data)) {
             Data::Answer(event) => event,
-            Data::Foreign => continue,
+            Data::Foreign(_) => continue,
             Data::Damaged => return Err(Failure::Unreadable("an event that is not JSON".into())),
         };
         if let Some(error) = event::error(&event) {

@@ -68,7 +68,12 @@ async fn pass_on(
         return sink.error(&said).await;
     }
     let mut events = WholeEvents::default();
-    while let Some(Ok(frame)) = body.frame().await {
+    let mut broken = false;
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else {
+            broken = true;
+            break;
+        };
         let Ok(data) = frame.into_data() else { continue };
         let whole = events.push(&data);
         record.counted(&events.tokens);
@@ -77,7 +82,7 @@ async fn pass_on(
             sink.raw(whole.into()).await?;
         }
     }
-    if events.ended { Ok(()) } else { refuse(&Failure::BrokeOff, sink, record).await }
+    if broken || !events.are_whole() { refuse(&Failure::BrokeOff, sink, record).await } else { Ok(()) }
 }
 
 /// Ends the stream by an error of Foretell's own.
@@ -92,30 +97,46 @@ struct WholeEvents {
     decoder: sse::Decoder,
     /// Bytes of an event that is not whole yet.
     held: Vec<u8>,
-    /// The event that ends the stream has come.
-    ended: bool,
+    /// Some of it has been passed on.
+    begun: bool,
+    /// An event was beyond the limit: the bytes that follow are passed on as they come.
+    unread: bool,
     tokens: OutputTokens,
 }
 
 impl WholeEvents {
     /// Takes the next bytes and returns those up to the end of the last event that is whole.
     fn push(&mut self, data: &[u8]) -> Vec<u8> {
+        self.held.extend_from_slice(data);
         let mut whole = 0;
         for (at, byte) in data.iter().enumerate() {
-            // No backend sends an event longer than the decoder's limit; such a stream counts as
-            // broken off.
-            let messages = self.decoder.push(std::slice::from_ref(byte)).unwrap_or_default();
-            self.ended |= messages.iter().any(sse::Message::is_done);
-            for message in &messages {
-                self.tokens.read(message.data.as_bytes());
+            if self.unread {
+                break;
+            }
+            match self.decoder.push(std::slice::from_ref(byte)) {
+                Ok(messages) => {
+                    for message in &messages {
+                        self.tokens.read(message.data.as_bytes());
+                    }
+                }
+                Err(sse::TooLong { .. }) => self.unread = true,
             }
             if self.decoder.is_between_events() {
                 whole = at + 1;
             }
         }
-        self.held.extend_from_slice(data);
-        let kept = self.held.len() - (data.len() - whole);
-        if whole == 0 { Vec::new() } else { self.held.drain(..kept).collect() }
+        let kept = if self.unread { 0 } else { data.len() - whole };
+        if whole == 0 && !self.unread {
+            return Vec::new();
+        }
+        self.begun = true;
+        let rest = self.held.split_off(self.held.len() - kept);
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// True if the stream may end here: behind an event.
+    fn are_whole(&self) -> bool {
+        self.begun && self.held.is_empty()
     }
 }
 
@@ -129,14 +150,23 @@ mod tests {
         for size in 1..=stream.len() {
             let mut events = WholeEvents::default();
             let passed: Vec<u8> = stream.chunks(size).flat_map(|data| events.push(data)).collect();
-            assert_eq!((passed.as_slice(), events.ended), (&stream[..], true), "{size}");
+            assert_eq!((passed.as_slice(), events.are_whole()), (&stream[..], true), "{size}");
         }
         for cut in 0..stream.len() - 1 {
             let mut events = WholeEvents::default();
             let passed = events.push(&stream[..cut]);
             let text = String::from_utf8(passed).unwrap();
-            assert!(!events.ended && (text.is_empty() || text.ends_with(['\n', '\r'])), "{cut}: {text:?}");
+            assert!(text.is_empty() || text.ends_with(['\n', '\r']), "{cut}: {text:?}");
+            assert!(!events.are_whole() || stream[..cut].ends_with(b"\n"), "{cut}");
             assert!(!text.ends_with("1}\n") && !text.ends_with("2}\r\n"), "{cut}: {text:?}");
         }
+    }
+
+    #[test]
+    fn an_event_beyond_the_limit_is_passed_on_with_all_that_follows() {
+        let stream = [b"data: a\n\ndata: ".as_slice(), &vec![b'x'; sse::EVENT_BYTES + 9], b"\n\ndata: b\n\n"].concat();
+        let mut events = WholeEvents::default();
+        let passed: Vec<u8> = stream.chunks(64 << 10).flat_map(|data| events.push(data)).collect();
+        assert!(passed == stream && events.are_whole());
     }
 }

@@ -254,8 +254,8 @@ impl PlainStream {
             return Some(self.end());
         }
         match self.data_of(&event.data) {
-            Data::Foreign => {
-                self.pass(event.raw, &Value::Null);
+            Data::Foreign(value) => {
+                self.pass(event.raw, &value);
                 Some(PlainEvent::Nothing)
             }
             Data::Damaged => {
@@ -275,10 +275,7 @@ impl PlainStream {
     /// The data of an event. Later calls may use a route of the engine's own, of another form.
     fn data_of(&self, data: &str) -> Data {
         match (Data::of(data), self.kind) {
-            (Data::Foreign, RequestKind::Later) => match serde_json::from_str(data) {
-                Ok(value @ Value::Object(_)) => Data::Answer(value),
-                _ => Data::Foreign,
-            },
+            (Data::Foreign(value @ Value::Object(_)), RequestKind::Later) => Data::Answer(value),
             (data, _) => data,
         }
     }

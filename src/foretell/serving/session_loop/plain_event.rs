@@ -144,18 +144,28 @@ impl SessionLoop {
         self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
     }
 
-    /// The first call cannot be read on from here. Its text goes on from its tokens, where that is
-    /// exact; else a stream gets the bytes that follow as they come, and a JSON answer is asked for
-    /// once more.
+    /// The first call cannot be read on from here. A stream that goes on all the same reaches the
+    /// client as it comes; else the text goes on from its tokens, where that is exact. A JSON answer
+    /// for which neither is possible is asked for once more.
     async fn cannot_read(&mut self, id: ActionId, cause: String) {
         self.unreadable(&cause);
-        if !self.sink.is_whole() && !self.session.may_continue() {
-            return self.verbatim(id).await;
-        }
         let events = self.passing();
+        if !self.sink.is_whole() && self.is_followed().await {
+            return match self.sink.pass(events).await {
+                Ok(()) => self.verbatim(id).await,
+                Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
+            };
+        }
         self.sink.keep_error(events);
         self.cause(cause);
         self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
+    }
+
+    /// True if the plain call in flight brings another event than its end.
+    async fn is_followed(&mut self) -> bool {
+        let Some(plain_stream) = &mut self.plain_stream else { return false };
+        let next = plain_stream.next_unless_over().await;
+        !matches!(next, None | Some(PlainEvent::End | PlainEvent::Broken(..)))
     }
 
     /// Text follows the end that the first call has reported.
