@@ -25,6 +25,7 @@ use crate::clock::unix_time;
 use crate::config::problem::Problem;
 use crate::config::values;
 use crate::fleet::Replica;
+use crate::fleet::first_calls::PassedThrough;
 use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
 use crate::http::body::Body;
@@ -251,6 +252,7 @@ impl Admin {
                     "age_seconds": error.age().as_secs_f64(),
                 })
             }),
+            "unreadable": unreadable(replica),
             "in_flight": replica.in_flight(),
             "verify": [],
             "load": load,
@@ -413,3 +415,16 @@ fn not_allowed(allow: &'static str) -> Response<Body> {
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
     response
 }
+
+/// The routes whose requests are passed through, because answers could not be read.
+fn unreadable(replica: &Replica) -> Vec<Value> {
+    let line = |passed: PassedThrough| {
+        json!({
+            "route": passed.route.path(),
+            "cause": passed.cause,
+            "trial_in_seconds": passed.trial_in.as_secs_f64(),
+        })
+    };
+    replica.first_calls().passed_through().map(line).collect()
+}
+

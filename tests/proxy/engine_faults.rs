@@ -139,6 +139,8 @@ enum Outcome {
     Text(&'static str),
     /// The engine's own answer, with this status.
     Own(u16),
+    /// The engine's text, plain: the client's own request was sent.
+    Resent,
     /// An error of Foretell: this status and code.
     Error(u16, &'static str),
     /// The text so far is sent; then a stream ends with an error event, a whole answer is a 502.
@@ -167,8 +169,8 @@ fn later() -> When {
 fn rows() -> Vec<Row> {
     let row = |name, when: fn() -> When, fault, outcome| Row { name, when, fault, outcome };
     vec![
-        row("first call: 400", first, Fault::Status(400), Outcome::Own(400)),
-        row("first call: 500", first, Fault::Status(500), Outcome::Own(500)),
+        row("first call: 400", first, Fault::Status(400), Outcome::Resent),
+        row("first call: 500", first, Fault::Status(500), Outcome::Resent),
         row("first call: 429 with Retry-After", first, Fault::Later(429, 7), Outcome::Own(429)),
         // The connection has answered before, so the request is sent once more over a new one.
         row("first call: reset before the answer", first, Fault::Reset, Outcome::Text("")),
@@ -226,6 +228,10 @@ fn judge(row: &Row, got: &Got, plain: &Got, stream: bool, message: &Message) -> 
         }
         Outcome::Own(status) if got.status != status || got.error.starts_with("backend") => {
             wrong("not its own answer")
+        }
+        Outcome::Resent if (&got.text, got.status) != (&plain.text, 200) => wrong("not the engine's own text"),
+        Outcome::Resent if (got.path.as_str(), got.reason.as_str()) != ("plain", "upstream_error") => {
+            wrong("another path")
         }
         Outcome::Own(429) if message.head.get("retry-after").is_none() => wrong("no Retry-After"),
         Outcome::Error(status, code) if (got.status, got.error.as_str()) != (status, code) => {

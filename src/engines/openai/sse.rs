@@ -4,7 +4,7 @@
 //! begins a comment, several `data` lines are one text), with a limit on the size of one event.
 
 /// Default of the maximum bytes of one event before its blank line.
-pub const EVENT_BYTES: usize = 2 << 20;
+pub const EVENT_BYTES: usize = 8 << 20;
 /// Bytes of the longest token id in a JSON list: seven digits, a comma and a space.
 const ID_BYTES: usize = 9;
 

@@ -84,8 +84,6 @@ pub struct PlainStream {
     renamed: Option<(String, String)>,
     /// Its events name the id that was sent.
     ours: bool,
-    /// An event was beyond the limit: the bytes that follow are not read.
-    unread: bool,
 }
 
 impl PlainStream {
@@ -146,7 +144,6 @@ impl PlainStream {
             passing: Vec::new(),
             renamed: None,
             ours: false,
-            unread: false,
         }
     }
 
@@ -205,10 +202,6 @@ impl PlainStream {
                 State::Reading(body) => match body.frame().await {
                     Some(Ok(frame)) => {
                         let Ok(data) = frame.into_data() else { continue };
-                        if self.unread {
-                            self.pass(data.to_vec(), &Value::Null);
-                            return PlainEvent::Nothing;
-                        }
                         match self.decoder.push(&data) {
                             Ok(events) => self.events.extend(events),
                             Err(error) => return self.too_long(error),
@@ -351,11 +344,11 @@ impl PlainStream {
         PlainEvent::End
     }
 
-    /// The bytes of an event beyond the limit, and all that follow, are passed on unread.
+    /// The bytes of an event beyond the limit are passed on unread; those that follow it are read.
     fn too_long(&mut self, error: sse::TooLong) -> PlainEvent {
         let begun = self.decoder.unfinished();
         self.pass(begun, &Value::Null);
-        self.unread = true;
+        self.decoder = sse::Decoder::keeping(error.limit);
         self.unreadable(error.to_string())
     }
 

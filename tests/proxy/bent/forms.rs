@@ -212,6 +212,12 @@ pub const FORMS: &[Form] = &[
     form("a huge event amid", "open-webui#24928", Bend::Events(|at, event| {
         vec![if at == 2 { Event::Json(with(event, "pad", "x".repeat(3 << 20).into())) } else { same(event) }]
     })),
+    form("an enormous event first", "of this kind", Bend::Events(|at, event| {
+        opened(at, event, vec![raw(&format!("data: {{\"pad\":\"{}\"}}", "x".repeat(12 << 20)))])
+    })),
+    form("an enormous event amid", "of this kind", Bend::Events(|at, event| {
+        amid(at, event, vec![raw(&format!("data: {{\"pad\":\"{}\"}}", "x".repeat(12 << 20)))])
+    })),
     form("choices that are no list", "of this kind", Bend::Events(|at, event| {
         amid(at, event, vec![Event::Json(json!({"choices": {"0": {"text": ""}}}))])
     })),

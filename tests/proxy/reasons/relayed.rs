@@ -61,12 +61,12 @@ fn scene(reason: RelayReason) -> Scene {
             ..plain
         },
         RelayReason::Balanced => Scene { engines: engines::balanced, ..plain },
-        // Every stream is damaged at its beginning.
+        // A request with additional fields is answered by a page.
         RelayReason::UnreadableAnswers => Scene {
             before: |stage| {
                 let faults = &stage.engines.houses[0].faults;
                 faults.clear();
-                faults.always(When::path(COMPLETIONS).streamed(true), Fault::GarbageAfter(0));
+                faults.always(When::path(COMPLETIONS).holding("return_token_ids"), Fault::Garbage);
                 std::future::ready(()).boxed()
             },
             ..plain

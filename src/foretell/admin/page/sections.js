@@ -159,6 +159,9 @@ export function wrong(status, replicas, policies) {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
       add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} is ${replica.state}${cause}`);
     }
+    for (const { route, cause } of replica.unreadable) {
+      add("bad", `unreadable ${replica.name} ${route}`, `Replica ${replica.name}: answers of ${route} cannot be read (${cause}). Its requests are passed through. Look for a gateway between Foretell and the engine that rewrites answers.`);
+    }
     if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.conclusion}`);
   }
   for (const { policy, backend, closed } of comparisons(status)) {
