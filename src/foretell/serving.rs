@@ -187,6 +187,8 @@ impl SessionRunner {
             return Err(RelayReason::NoVerifyMethod.into());
         };
         let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
+        let permission =
+            plan::fitting(permission, request.prompt_size(), ruling.rules.context_max);
         let answer_traits = self.setup.learnt.answer_traits(identity);
         let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
         let control = self.setup.learnt.for_permission(permission, identity, backend);

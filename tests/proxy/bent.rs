@@ -189,14 +189,17 @@ async fn a_bent_answer_is_the_gateways_own() {
     check(cells(1, |_| true)).await;
 }
 
-/// Completions in front of one engine each; all of them: `make test-long`.
+/// Each form in front of one engine and in one way; with FORETELL_LONG, in front of all and in all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_is_always_bent_costs_next_to_no_second_generation() {
     let all = std::env::var_os("FORETELL_LONG").is_some();
     let names = ["onnx", "vllm", "sglang", "llamacpp"];
+    let ways = [(false, false), (true, false), (false, true), (true, true)];
     let own = |cell: &Cell| {
         let number = FORMS.iter().position(|form| form.name == cell.form.name).unwrap();
-        cell.route == Route::Completions && cell.engine.name == names[number % names.len()]
+        cell.route == Route::Completions
+            && cell.engine.name == names[number % 4]
+            && (cell.stream, cell.forced) == ways[number / 4 % 4]
     };
     check(cells(150, |cell| all || own(cell))).await;
 }

@@ -153,6 +153,14 @@ pub struct PromptSize {
     pub exact: bool,
 }
 
+impl PromptSize {
+    /// Tokens that the prompt has in any case: text has at most eight bytes a token, but for runs of
+    /// the same character.
+    pub const fn at_least(self) -> usize {
+        if self.exact { self.tokens } else { self.tokens / 2 }
+    }
+}
+
 impl Request {
     /// The length of the prompt: counted if the body has ids, else estimated from its text.
     pub fn prompt_size(&self) -> PromptSize {

@@ -15,7 +15,7 @@ use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::PlainReason;
 use foretell_engines::dialect::Engine;
-use foretell_engines::openai::Sampling;
+use foretell_engines::openai::{PromptSize, Sampling};
 use foretell_engines::policy::Ruling;
 
 /// Everything that is decided about a request before its first call.
@@ -55,6 +55,17 @@ impl SessionPlan {
     /// Narrows the permission: it is not known which process answers.
     pub fn without_process(&mut self, closed: Option<PlainReason>) {
         self.rules.permission = untied(self.rules.permission, closed);
+    }
+}
+
+/// The permission, narrowed where the prompt is longer than verify requests may be: such a request
+/// is never speculated on, and nothing is added to its first call.
+pub fn fitting(permission: Permission, prompt: PromptSize, context_max: usize) -> Permission {
+    match permission {
+        Permission::Speculate if prompt.at_least() > context_max => {
+            Permission::Plain(PlainReason::ContextTooLong)
+        }
+        permission => permission,
     }
 }
 
@@ -105,6 +116,15 @@ mod tests {
         }
         assert_eq!(narrowed(Permission::Speculate, true, || None), slower);
         assert_eq!(narrowed(Permission::Speculate, false, || None), Permission::Speculate);
+    }
+
+    #[test]
+    fn only_a_prompt_that_is_certainly_too_long_is_passed_on_unchanged() {
+        let fitted = |tokens, exact| fitting(Permission::Speculate, PromptSize { tokens, exact }, 100);
+        assert_eq!(fitted(101, true), Permission::Plain(PlainReason::ContextTooLong));
+        assert_eq!(fitted(100, true), Permission::Speculate);
+        assert_eq!(fitted(201, false), Permission::Speculate);
+        assert_eq!(fitted(202, false), Permission::Plain(PlainReason::ContextTooLong));
     }
 
     #[test]
