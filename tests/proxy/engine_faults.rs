@@ -179,7 +179,7 @@ fn rows() -> Vec<Row> {
             "first call: garbage in place of its first event",
             first,
             Fault::GarbageAfter(0),
-            Outcome::Text("fault"),
+            Outcome::Text("unreadable_answers"),
         ),
         row("first call: cut in the stream", first, Fault::CutAfter(5), Outcome::Text("upstream_error")),
         row("first call: reset in the stream", first, Fault::ResetAfter(5), Outcome::Text("upstream_error")),
