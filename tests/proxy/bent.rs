@@ -9,9 +9,11 @@ use std::io::Read as _;
 use std::net::SocketAddr;
 
 use flate2::read::GzDecoder;
+use foretell::app::Running;
 use foretell_engines::openai::Route;
 use foretell_engines::openai::event::{self, Data};
 use futures_util::stream::{self, StreamExt};
+use rstest::rstest;
 use serde_json::{Value, json};
 
 use self::forms::{FORMS, Form};
@@ -85,61 +87,69 @@ fn read(message: &Message, stream: bool) -> Read {
     read
 }
 
-/// One cell of the matrix.
-struct Cell {
-    engine: &'static Engine,
-    form: Form,
+/// One way to ask.
+#[derive(Clone, Copy)]
+struct Way {
     route: Route,
     stream: bool,
-    forced: bool,
-    requests: usize,
 }
 
-impl Cell {
-    fn name(&self) -> String {
-        let Self { engine, form, route, stream, forced, requests } = self;
-        format!(
-            "{} · {} ({}) · {} · {} · {} · {requests}",
-            engine.name,
-            form.name,
-            form.from,
-            route.name(),
-            if *stream { "stream" } else { "whole" },
-            if *forced { "forced" } else { "default" },
-        )
+const WAYS: [Way; 4] = [
+    Way { route: Route::Completions, stream: false },
+    Way { route: Route::Completions, stream: true },
+    Way { route: Route::Chat, stream: false },
+    Way { route: Route::Chat, stream: true },
+];
+
+/// A proxy behind a gateway that bends every answer of an engine.
+struct Bent {
+    engine: &'static Engine,
+    form: Form,
+    forced: bool,
+    gateway: Gateway,
+    proxy: Running,
+}
+
+impl Bent {
+    async fn start(engine: &'static Engine, address: SocketAddr, form: Form, forced: bool) -> Self {
+        let gateway = Gateway::before(address, form.bend).await;
+        let mode = MODES.iter().find(|mode| mode.name == if forced { "forced" } else { "auto" }).unwrap();
+        let proxy = mode.before(gateway.address, engine).await;
+        Self { engine, form, forced, gateway, proxy }
     }
 
-    /// The faults of this cell, a line each.
-    async fn faults(&self) -> String {
-        let server = (self.engine.start)(Setup::default()).await;
-        let gateway = Gateway::before(server.address(), self.form.bend).await;
-        let mode = MODES.iter().find(|mode| mode.name == if self.forced { "forced" } else { "auto" }).unwrap();
-        let proxy = mode.before(gateway.address, self.engine).await;
-        let direct = read(&self.ask(gateway.address).await, self.stream);
-        let before = gateway.generations();
+    /// The faults of so many requests, a line each.
+    async fn faults(&self, way: Way, requests: usize) -> String {
+        let direct = read(&self.ask(self.gateway.address, way).await, way.stream);
+        let before = self.gateway.generations();
         let mut faults = String::new();
-        for number in 0..self.requests {
-            let answer = self.ask(proxy.gateway.addresses[0]).await;
-            let through = read(&answer, self.stream);
+        for number in 0..requests {
+            let answer = self.ask(self.proxy.gateway.addresses[0], way).await;
+            let through = read(&answer, way.stream);
             if !agrees(&direct, &through) {
                 let path = answer.head.get("x-foretell-path");
-                writeln!(faults, "{}: request {number} ({path:?}): {through:?} for {direct:?}", self.name())
-                    .unwrap();
+                writeln!(faults, "{}: {number} ({path:?}): {through:?} for {direct:?}", self.name(way)).unwrap();
                 break;
             }
         }
-        let generations = gateway.generations() - before;
-        // Two of the first requests may cost a second generation.
-        let most = self.requests + (self.requests / 50).max(2);
-        if generations > most {
-            writeln!(faults, "{}: {generations} generations", self.name()).unwrap();
+        let generations = self.gateway.generations() - before;
+        // Two of the first requests may cost a second generation, and one in a hundred.
+        if generations > requests + 2 + requests / 100 {
+            writeln!(faults, "{}: {generations} generations", self.name(way)).unwrap();
         }
         faults
     }
 
-    async fn ask(&self, to: SocketAddr) -> Message {
-        let body = cases::body(self.engine, self.route, self.stream, &json!({}));
-        let request = post(self.route.path(), "content-type: application/json\r\n", &body);
+    fn name(&self, way: Way) -> String {
+        let Self { engine, form, forced, .. } = self;
+        let (form, from) = (form.name, form.from);
+        let stream = if way.stream { "stream" } else { "whole" };
+        format!("{}, {form} ({from}), {}, {stream}, forced {forced}", engine.name, way.route.name())
+    }
+
+    async fn ask(&self, to: SocketAddr, way: Way) -> Message {
+        let body = cases::body(self.engine, way.route, way.stream, &json!({}));
+        let request = post(way.route.path(), "content-type: application/json\r\n", &body);
         let answer = async { Wire::connect(to).await.ask(request).await };
         tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
     }
@@ -157,49 +167,55 @@ fn agrees(direct: &Read, through: &Read) -> bool {
     (status, text) == (&direct.status, &direct.text) && ends && complete && *wrong == direct.wrong
 }
 
-async fn check(cells: Vec<Cell>) {
-    let faults: Vec<String> =
-        stream::iter(cells.iter().map(Cell::faults)).buffer_unordered(4).collect().await;
+/// Every form in front of an engine, in the ways that `ways` picks for it by number.
+async fn check(engine: &str, requests: usize, ways: impl Fn(usize) -> Vec<(bool, Way)>) {
+    let engine = ENGINES.iter().find(|known| known.name == engine).unwrap();
+    let server = (engine.start)(Setup::default()).await;
+    let address = server.address();
+    let faults: Vec<String> = stream::iter(FORMS.iter().enumerate())
+        .map(|(number, form)| {
+            let ways = ways(number);
+            async move {
+                let mut faults = String::new();
+                for forced in [false, true] {
+                    let picked: Vec<Way> =
+                        ways.iter().filter(|(mode, _)| *mode == forced).map(|(_, way)| *way).collect();
+                    if picked.is_empty() {
+                        continue;
+                    }
+                    let bent = Bent::start(engine, address, *form, forced).await;
+                    for way in picked {
+                        faults += &bent.faults(way, requests).await;
+                    }
+                }
+                faults
+            }
+        })
+        .buffer_unordered(4)
+        .collect()
+        .await;
     let faults = faults.concat();
     assert!(faults.is_empty(), "{} faults:\n{faults}", faults.lines().count());
 }
 
-/// The engines that requests are speculated on at.
-fn engines() -> impl Iterator<Item = &'static Engine> {
-    ENGINES.iter().filter(|engine| ["vllm", "sglang", "llamacpp", "onnx"].contains(&engine.name))
-}
-
-fn cells(requests: usize, taken: impl Fn(&Cell) -> bool) -> Vec<Cell> {
-    let mut cells = Vec::new();
-    for engine in engines() {
-        for form in FORMS {
-            for route in [Route::Completions, Route::Chat] {
-                for (stream, forced) in [(false, false), (true, false), (false, true), (true, true)] {
-                    cells.push(Cell { engine, form: *form, route, stream, forced, requests });
-                }
-            }
-        }
-    }
-    cells.retain(taken);
-    cells
-}
-
+#[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bent_answer_is_the_gateways_own() {
-    check(cells(1, |_| true)).await;
+async fn a_bent_answer_is_the_gateways_own(#[values("onnx", "vllm", "sglang", "llamacpp")] engine: &str) {
+    let all = |_| [false, true].into_iter().flat_map(|forced| WAYS.map(|way| (forced, way))).collect();
+    check(engine, 1, all).await;
 }
 
-/// Each form in front of one engine and in one way; with FORETELL_LONG, in front of all and in all.
+/// Each form in one way of asking for completions; with FORETELL_LONG, in all of them.
+#[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_is_always_bent_costs_next_to_no_second_generation() {
+async fn an_answer_that_is_always_bent_costs_next_to_no_second_generation(
+    #[values(0, 1, 2, 3)] engine: usize,
+) {
     let all = std::env::var_os("FORETELL_LONG").is_some();
-    let names = ["onnx", "vllm", "sglang", "llamacpp"];
-    let ways = [(false, false), (true, false), (false, true), (true, true)];
-    let own = |cell: &Cell| {
-        let number = FORMS.iter().position(|form| form.name == cell.form.name).unwrap();
-        cell.route == Route::Completions
-            && cell.engine.name == names[number % 4]
-            && (cell.stream, cell.forced) == ways[number / 4 % 4]
+    let ways = |number: usize| {
+        let each = [false, true].into_iter().flat_map(|forced| [WAYS[0], WAYS[1]].map(|way| (forced, way)));
+        let own = |at: &usize| all || (number % 4 == engine && number / 4 % 4 == *at);
+        each.enumerate().filter(|(at, _)| own(at)).map(|(_, way)| way).collect()
     };
-    check(cells(150, |cell| all || own(cell))).await;
+    check(["onnx", "vllm", "sglang", "llamacpp"][engine], 150, ways).await;
 }
