@@ -205,7 +205,7 @@ impl Finished {
         }
     }
 
-    /// True if a part of its answer was sent, and the rest is missing: its status may be a good one.
+    /// True if a part of its answer was sent and the rest is missing; its status may be good.
     pub fn broke_off(&self) -> bool {
         self.error.is_some() && self.first_byte.is_some()
     }

@@ -46,11 +46,11 @@ impl Portion {
         self.text.push_str(text);
         steps::read(text.len());
         self.is_marked |=
-            [START, END, SECTION, SECTION_END].iter().any(|mark| self.new(mark.len()).contains(mark));
+            [START, END, SECTION, SECTION_END].iter().any(|mark| self.unread(mark.len()).contains(mark));
         if self.line.is_none() {
             self.line = self.text.get(self.read..).and_then(|new| new.find('\n')).map(|at| self.read + at);
             let end = self.line.unwrap_or(self.text.len());
-            let from = self.new_from(BETWEEN.len());
+            let from = self.unread_from(BETWEEN.len());
             let last = self.text.get(from..end).and_then(|new| new.rfind(BETWEEN));
             self.separator = last.map(|at| from + at + BETWEEN.len()).or(self.separator);
         }
@@ -63,12 +63,12 @@ impl Portion {
     }
 
     /// Where a marker of this length may begin that is not all in what was read before.
-    fn new_from(&self, length: usize) -> usize {
+    fn unread_from(&self, length: usize) -> usize {
         self.text.floor_char_boundary((self.read + 1).saturating_sub(length))
     }
 
-    fn new(&self, length: usize) -> &str {
-        self.text.get(self.new_from(length)..).unwrap_or("")
+    fn unread(&self, length: usize) -> &str {
+        self.text.get(self.unread_from(length)..).unwrap_or("")
     }
 
     /// End of the fence behind the first line.

@@ -319,7 +319,7 @@ struct Planning<'a> {
     models: Models<'a>,
 }
 
-/// What the steps from the server on have found.
+/// Findings of the steps from the server on.
 struct Steps {
     /// The ruling, if every step has passed.
     ruling: Option<Ruling>,

@@ -110,8 +110,7 @@ fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
     Some(Problem { got: shown(path), ..found })
 }
 
-/// What stands in the place of a tokenizer that cannot be read, and what to do about it, where that
-/// is known.
+/// The known cause for which a tokenizer cannot be read, and the remedy.
 fn what_else(path: &Path) -> Option<&'static str> {
     let file = in_folder(path, "tokenizer.json");
     let mut begin = [0; LFS_POINTER.len()];

@@ -124,7 +124,7 @@ impl Texts {
         Ok(Self { corpus, cipher, names, places, own, read, last_purge: None, purged, turn: 0, damaged })
     }
 
-    /// What waits for the store, and what is known of the fleet.
+    /// The texts and purges that wait for the store, and the state of the fleet.
     pub fn exchange(&self) -> Option<&Exchange> {
         self.corpus.exchange()
     }

@@ -240,6 +240,18 @@ const DAMAGES: [&[&str]; 3] = [
     &["EVAL", "redis.call('DEL', KEYS[1]); redis.call('SET', KEYS[1], 'junk')", "1", "KEY"],
 ];
 
+/// Clears at a sidecar, again if the store takes longer than the answer waits.
+async fn clear(proxy: &Proxy, query: &str) -> Value {
+    let begun = Instant::now();
+    loop {
+        let answer = proxy.post(&format!("/api/corpus/clear{query}")).await.json();
+        if answer["fleet"]["store"] == "written" {
+            return answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{answer}\n{}", proxy.log());
+    }
+}
+
 fn damage(server: &Server, key: &str, command: &[&str]) {
     let words: Vec<&str> = command.iter().map(|word| if *word == "KEY" { key } else { *word }).collect();
     server.command(&words);
@@ -254,8 +266,7 @@ async fn a_stream_that_another_writer_has_damaged_is_renewed_and_a_clear_reaches
     let fleet = server.keys("foretell:1:texts:*")[0].split(':').nth(3).unwrap().to_owned();
     for (command, number) in DAMAGES.iter().zip([200, 300, 400]) {
         damage(&server, &format!("foretell:1:purges:{fleet}"), command);
-        let answer = first.post(&format!("/api/corpus/clear?tenant={TENANT}")).await.json();
-        assert_eq!(answer["fleet"]["store"], "written", "{command:?} {answer}\n{}", first.log());
+        clear(&first, &format!("?tenant={TENANT}")).await;
         until_texts(&second, TENANT, 0).await;
         until_texts(&first, TENANT, 0).await;
         // The next texts are read again, also where their streams are damaged.
@@ -277,9 +288,9 @@ async fn a_clear_says_which_steps_of_it_are_open() {
     let key = key(folder.path(), 'a');
     let [first, second] = pair(&engine, &server, &key).await;
     until_sidecars(&first, 1).await;
-    let cleared = first.post(&format!("/api/corpus/clear?tenant={TENANT}")).await.json();
+    let cleared = clear(&first, &format!("?tenant={TENANT}")).await;
     let fleet = &cleared["fleet"];
-    assert_eq!((&fleet["store"], &fleet["sidecars"]), (&json!("written"), &json!(1)), "{cleared}");
+    assert_eq!(fleet["sidecars"], 1, "{cleared}");
     assert!(fleet["open"][0].as_str().unwrap().starts_with("1 other sidecar"), "{cleared}");
     until_texts(&second, TENANT, 0).await;
     server.stop().await;
