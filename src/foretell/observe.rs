@@ -19,6 +19,7 @@ pub mod trace;
 
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use body::Recorded;

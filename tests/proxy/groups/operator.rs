@@ -75,7 +75,8 @@ async fn an_answer_that_breaks_off_is_a_warning_with_replica_model_and_policy() 
 async fn an_alarm_names_model_and_policy() {
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, "", "", &forced("own")).await;
-    let fields = json!({"prompt": [100, 101, 102], "max_tokens": 200, "temperature": 0, "logit_bias": {"1000": 100}});
+    let fields =
+        json!({"prompt": [100, 101, 102], "max_tokens": 200, "temperature": 0, "logit_bias": {"1000": 100}});
     Ask { fields, ..ask(1) }.send(proxy.front, "").await;
     let line = line(&proxy, "an output repeats itself").await;
     assert_eq!((&line["model"], &line["replica"]), (&json!("toy"), &json!("toy/0")), "{line}");

@@ -277,7 +277,9 @@ async fn a_stream_that_another_writer_has_damaged_is_renewed_and_a_clear_reaches
         share(&first, &second, number + 50).await;
     }
     assert_eq!(texts(&second, "other").await, 2, "no other tenant is cleared");
-    assert!(lines(&first, "was damaged by another writer") + lines(&second, "was damaged by another writer") > 3);
+    assert!(
+        lines(&first, "was damaged by another writer") + lines(&second, "was damaged by another writer") > 3
+    );
     until_fault(&first, "damaged").await;
 }
 
