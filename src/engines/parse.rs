@@ -17,13 +17,16 @@
 //! | `harmony` | gpt-oss, whose one parser gives all parts |
 //! | `stream` | reasoning, then content and calls |
 //! | `pieces` | JSON that comes in pieces |
+//! | `growing` | searches in a text that grows |
 //! | `python` | JSON, numbers and spaces as Python has them |
+//! | `steps` | counts the bytes that are read, for tests |
 
 mod arguments;
 mod deepseek;
 mod forced;
 mod formats;
 mod grammar;
+mod growing;
 mod harmony;
 mod hermes;
 mod llama;
@@ -31,6 +34,7 @@ mod machine;
 mod mistral;
 mod pieces;
 mod python;
+mod steps;
 mod stream;
 mod think;
 

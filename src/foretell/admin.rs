@@ -76,8 +76,6 @@ pub struct Admin {
 
 /// Body of the answer of `/readyz`.
 const READY: &str = "ready";
-/// The same while the files on disk were refused.
-const READY_BY_OLD_FILES: &str = "ready; the configuration's files are not in force";
 
 impl Admin {
     /// Requests are checked against `guard`. Without `configured`, paths that need the
@@ -166,12 +164,21 @@ impl Admin {
 
     fn ready(&self) -> Response<Body> {
         let Some(why) = self.shared.unready() else {
-            let in_force = self.configured.as_ref().is_none_or(|configured| configured.is_synchronized());
-            return text(if in_force { READY } else { READY_BY_OLD_FILES });
+            return text(self.ready_words());
         };
         let mut response = text(why);
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         response
+    }
+
+    /// The words for a process that is ready, and for what is wrong all the same, as on the status
+    /// page.
+    fn ready_words(&self) -> String {
+        let in_force = self.configured.as_ref().is_none_or(|configured| configured.is_synchronized());
+        let out = self.shared.fleet.out();
+        let outage = (!out.is_empty()).then(|| format!("; outage: {}", out.join(", ")));
+        let files = (!in_force).then_some("; the configuration's files are not in force");
+        format!("{READY}{}{}", outage.unwrap_or_default(), files.unwrap_or_default())
     }
 
     fn metrics(&self) -> Response<Body> {
@@ -358,11 +365,11 @@ impl Admin {
         if wanted.backend.as_ref().is_some_and(|name| !known(name)) {
             return bad_request("no such backend", Some("backend"));
         }
-        let ttl = wanted.ttl.as_deref().map(values::duration);
-        if ttl == Some(None) {
-            return bad_request("allowed a number and ms, s, m or h", Some("ttl"));
-        }
-        self.shared.modes.set(wanted.mode, wanted.backend.as_deref(), ttl.flatten());
+        let ttl = match wanted.ttl.as_deref().map(values::duration).transpose() {
+            Ok(ttl) => ttl,
+            Err(wrong) => return bad_request(&wrong.to_string(), Some("ttl")),
+        };
+        self.shared.modes.set(wanted.mode, wanted.backend.as_deref(), ttl);
         tracing::info!(mode = wanted.mode.name(), backend = wanted.backend, ttl = wanted.ttl, "mode set");
         let now =
             wanted.backend.as_deref().map_or(self.shared.modes.process(), |name| self.shared.modes.of(name));

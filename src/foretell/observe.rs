@@ -19,6 +19,7 @@ pub mod trace;
 
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use body::Recorded;
@@ -99,6 +100,8 @@ pub struct Finished {
     pub time: SystemTime,
     /// Name of the backend; empty if none was chosen.
     pub backend: String,
+    /// Name of the replica that it was sent to; empty if none was.
+    pub replica: String,
     /// Model id as sent by the client, if it is known.
     pub model: Option<String>,
     /// The program that has sent it.
@@ -172,6 +175,7 @@ impl Finished {
             backend_id: None,
             time: SystemTime::now(),
             backend: backend.into(),
+            replica: String::new(),
             model: None,
             client: ClientFamily::Other,
             route: None,
@@ -200,6 +204,11 @@ impl Finished {
             error: None,
             text: None,
         }
+    }
+
+    /// True if a part of its answer was sent and the rest is missing; its status may be good.
+    pub fn broke_off(&self) -> bool {
+        self.error.is_some() && self.first_byte.is_some()
     }
 
     /// The name of its policy, without the revision; empty without one.
@@ -252,6 +261,8 @@ pub struct Observer {
     collector: Option<Collector>,
     /// Outputs may be kept, of requests that ask for it.
     texts: bool,
+    /// Why requests that are to be recorded are not.
+    recording_fault: Mutex<Option<String>>,
 }
 
 impl Observer {
@@ -270,6 +281,7 @@ impl Observer {
             sampling: Sampling::new(1.0),
             collector: None,
             texts: false,
+            recording_fault: Mutex::default(),
         })
     }
 
@@ -308,10 +320,22 @@ impl Observer {
         &self.metrics
     }
 
-    /// Counts a quality alarm, and warns of it.
-    pub fn alarm(&self, alarm: Alarm) {
+    /// Counts a quality alarm of this request, and warns of it.
+    pub fn alarm(&self, alarm: Alarm, of: &Finished) {
         self.metrics.alarm(alarm);
-        tracing::warn!(alarm = alarm.name(), "{}", alarm.says());
+        let Finished { model, policy, replica, .. } = of;
+        let replica = Some(replica).filter(|replica| !replica.is_empty());
+        tracing::warn!(alarm = alarm.name(), model, policy, replica, "{}", alarm.says());
+    }
+
+    /// Notes why requests are not recorded; `None`: they are.
+    pub fn note_recording(&self, fault: Option<String>) {
+        *self.recording_fault.lock() = fault;
+    }
+
+    /// Why requests that are to be recorded are not.
+    pub fn recording_fault(&self) -> Option<String> {
+        self.recording_fault.lock().clone()
     }
 
     /// The latest completions.

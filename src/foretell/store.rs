@@ -92,6 +92,12 @@ impl Store {
             if outcome.is_err() {
                 self.link = None;
             }
+            if let Some(texts) = &mut self.texts {
+                self.status.damaged(&texts.take_damaged());
+                if let Some(exchange) = texts.exchange() {
+                    exchange.exchanged(outcome.as_ref().err().map(|fault| fault.cause.clone()));
+                }
+            }
             self.status.exchanged(&outcome);
             drop(first.take());
             if last {
@@ -101,8 +107,23 @@ impl Store {
                 life.emptied().await;
                 last = true;
             } else {
-                draining = tokio::time::timeout(self.settings.every, life.draining()).await.is_ok();
+                draining = self.pause(&life).await;
             }
+        }
+    }
+
+    /// Waits for the next exchange: a clear begins it at once. True if the process drains.
+    async fn pause(&self, life: &Lifecycle) -> bool {
+        let cleared = async {
+            match self.texts.as_ref().and_then(Texts::exchange) {
+                Some(exchange) => exchange.purge_waits().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = life.draining() => true,
+            () = cleared => false,
+            () = tokio::time::sleep(self.settings.every) => false,
         }
     }
 
@@ -146,6 +167,9 @@ impl Store {
         let lent = tokio::task::spawn_blocking(move || lend(&learnt, values, now)).await;
         let Lent { sidecars, unreadable } = lent.map_err(|error| Fault::answer(error.to_string()))?;
         self.status.pulled(sidecars, strangers.len(), unreadable);
+        if let Some(exchange) = self.texts.as_ref().and_then(Texts::exchange) {
+            exchange.note_others(sidecars);
+        }
         Ok(())
     }
 

@@ -65,6 +65,7 @@ fn drain_waits_until_the_proxy_is_empty_and_finds_it_by_the_process_file() {
     assert!(told.err.contains("--token-file"), "{}", told.err);
     let told = foretell(proxy.folder.path(), &["drain", "--admin", &admin]);
     assert_eq!((told.code, told.out.as_str()), (Some(0), "drained\n"), "{}", told.err);
+    assert!(told.err.contains("waiting for 0 open requests to end"), "{}", told.err);
     assert!(proxy.wait().success());
     let told =
         foretell(folder.path(), &["drain", "--admin", &admin, "--token-file", &token.display().to_string()]);

@@ -55,12 +55,14 @@ fn result(told: &Value) -> (&str, &str) {
 #[test]
 fn a_body_that_cannot_be_read_is_told_with_the_place() {
     let dead = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", nobody()), "");
+    let deep = "[".repeat(200_000);
     for (body, note) in [
         (
             r#"{"model":"m","prompt":"secret"; }"#,
             "The body is not JSON: expected `,` or `}` at line 1 column 31.",
         ),
         ("[1]", "The body is JSON, but no object with the fields of a request."),
+        (deep.as_str(), "The body is not JSON: EOF while parsing a list at line 1 column 200000."),
     ] {
         std::fs::write(dead.path().join("request.json"), body).unwrap();
         let (told, words) = explained(dead.path(), &["--offline"]);

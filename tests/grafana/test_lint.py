@@ -11,7 +11,10 @@ RUNBOOKS = [dashboards.ROOT / f"docs/{name}.md" for name in ("runbooks", "runboo
 TESTS = [dashboards.RULES.with_name(f"foretell.{name}.test.yaml") for name in ("rules", "days")]
 ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
           "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh",
-          "ForetellStoreDown", "ForetellDrafterStale"}
+          "ForetellStoreDown", "ForetellDrafterStale", "ForetellRecordingFails"}
+# Where the links of alerts lead: the repository of Cargo.toml.
+REPOSITORY = re.search(r'^repository = "(.+)"$', (dashboards.ROOT / "Cargo.toml").read_text(), flags=re.M)[1]
+DOCS = f"{REPOSITORY}/blob/main/"
 PARTS = ("What it means", "What users notice", "What to look at", "What to do", "When it clears")
 
 
@@ -102,7 +105,7 @@ class Dashboards(unittest.TestCase):
 
 
 class Rules(unittest.TestCase):
-    def test_there_are_eight_and_each_says_what_it_has_to(self):
+    def test_each_says_what_it_has_to(self):
         self.assertEqual({rule["alert"] for rule in dashboards.rules()}, ALERTS)
         self.assertEqual(len(dashboards.rules()), len(ALERTS))
         for rule in dashboards.rules():
@@ -113,10 +116,19 @@ class Rules(unittest.TestCase):
                 # An instance may be younger than the week that is compared.
                 whose = "$labels.job" if "offset 7d" in rule["expr"] else "$labels.instance"
                 self.assertIn(whose, rule["annotations"]["description"])
-                page, _, heading = rule["annotations"]["runbook_url"].partition("#")
+                self.assertTrue(rule["annotations"]["runbook_url"].startswith(DOCS))
+                page, _, heading = rule["annotations"]["runbook_url"].removeprefix(DOCS).partition("#")
                 self.assertIn(page, ("docs/runbooks.md", "docs/runbooks-service.md"))
                 self.assertEqual(heading, rule["alert"].lower())
                 self.assertIn(f"\n## {rule['alert']}\n", (dashboards.ROOT / page).read_text())
+
+    def test_the_status_page_leads_to_runbooks_that_exist(self):
+        script = (dashboards.ROOT / "src/foretell/admin/page/sections.js").read_text()
+        self.assertIn(f'RUNBOOKS = "{DOCS}docs"', script)
+        named = re.findall(r'runbook\("([\w-]+)", "(\w+)"\)', script)
+        self.assertGreater(len(named), 1)
+        for page, alert in named:
+            self.assertIn(f"\n## {alert}\n", (dashboards.ROOT / f"docs/{page}.md").read_text())
 
     def test_the_waiting_times_are_those_that_are_promised(self):
         waits = {rule["alert"]: rule.get("for") for rule in dashboards.rules()}

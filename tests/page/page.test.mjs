@@ -67,7 +67,7 @@ describe("what it shows", () => {
     assert.match(await text(page, "#summary"), /as fast as those held back/);
     assert.match(await text(page, "#groups"), /projected: \d/);
     assert.match(await text(page, "#tiles"), /tokens\/s/);
-    assert.match(await text(page, "#problems"), /Replica spare\/0 is down: .*refused/);
+    assert.match(await text(page, "#problems"), /Replica spare\/0 at http:\S+ is down: .*refused/);
     assert.match(await text(page, "#reasons"), /held back as control group · holdback.*\d+ \(\d/s);
     assert.match(await text(page, "#reasons"), /tool calls are parsed by the backend \(docs\/parsers\.md\) · tools/);
     assert.match(await text(page, "#gates"), /closed/);
@@ -349,8 +349,8 @@ describe("what may go wrong", () => {
     assert.match(await text(page, "#said"), /refused/);
     await page.locator("#problems", { hasText: "not in force" }).waitFor();
     await page.locator("#policy-list", { hasText: "the files were refused" }).waitFor();
-    await page.locator("#state", { hasText: "files not in force" }).waitFor();
-    assert.match(await page.title(), /files not in force – Foretell$/);
+    await page.locator("#state", { hasText: "files are not in force" }).waitFor();
+    assert.match(await page.title(), /files are not in force – Foretell$/);
     rmSync(file);
     await reload();
     await page.locator("#said", { hasText: "Loaded: " }).waitFor();

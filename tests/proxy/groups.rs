@@ -3,5 +3,6 @@
 mod alarms;
 pub mod house;
 mod kept;
+mod operator;
 mod shown;
 pub mod windows;

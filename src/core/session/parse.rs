@@ -33,7 +33,8 @@ impl Parsed {
         self.reasoning.push_str(&next.reasoning);
         self.text.push_str(&next.text);
         for delta in next.calls {
-            match self.calls.iter_mut().find(|call| call.index == delta.index) {
+            // Mostly it is the last one.
+            match self.calls.iter_mut().rev().find(|call| call.index == delta.index) {
                 Some(call) => call.append(&delta),
                 None => self.calls.push(delta),
             }

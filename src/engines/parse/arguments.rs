@@ -4,7 +4,8 @@
 //! result, so the partial conversions matter as much as the last one. Values are text; the schema
 //! of the function decides which of them become numbers, booleans, lists and objects.
 
-use super::python::{self, Unread, Value, is_space};
+use super::python::{self, Fields, Unread, Value, is_space};
+use super::steps;
 
 use serde_json::{Map, Value as Json};
 
@@ -21,8 +22,6 @@ pub(super) enum Arguments {
 
 /// The names of the tags that begin or end an argument, but those of DSML.
 const TAGS: [&str; 3] = ["parameter", "arg_key", "arg_value"];
-
-type Fields = Vec<(String, Value)>;
 
 /// Parameters found in a text, each with the end of its match.
 struct Found<'a> {
@@ -45,10 +44,12 @@ pub(super) struct Converted {
 impl Arguments {
     /// The JSON of `raw`; with `is_partial`, of a text that goes on.
     pub fn convert(self, raw: &str, is_partial: bool) -> Result<Converted, Unread> {
-        let mut fields = Fields::new();
+        steps::read(raw.len());
+        let mut fields = Fields::default();
         let mut rest = String::new();
         let mut at = 0;
-        while let Some(found) = self.find(raw, at, false) {
+        let last = raw.rfind('>');
+        while let Some(found) = self.find(raw, at, last, false) {
             rest.push_str(raw.get(at..found.start).unwrap_or(""));
             at = found.end;
             self.put(&mut fields, &found, false)?;
@@ -61,12 +62,12 @@ impl Arguments {
                 rest.clear();
             }
             rest.push_str(tail);
-            if let Some(found) = self.find(&rest, 0, true) {
+            if let Some(found) = self.find(&rest, 0, rest.rfind('>'), true) {
                 self.put(&mut fields, &found, true)?;
                 open = self.goes_on(&fields, &found);
             }
         }
-        Ok(Converted { json: python::dump(&Value::Object(fields)), open })
+        Ok(Converted { json: python::dump(&fields.into()), open })
     }
 
     /// See [`Converted::open`]. Not for DSML, whose texts may be other values in the end; a newline
@@ -91,12 +92,13 @@ impl Arguments {
         json.get(1..json.len() - 1).unwrap_or_default().to_owned()
     }
 
-    /// The first parameter from `at`; with `is_open`, one whose value goes to the end.
-    fn find(self, raw: &str, at: usize, is_open: bool) -> Option<Found<'_>> {
+    /// The first parameter from `at`; with `is_open`, one whose value goes to the end. `last`: the
+    /// last place of the character in which every start tag ends.
+    fn find(self, raw: &str, at: usize, last: Option<usize>, is_open: bool) -> Option<Found<'_>> {
         match self {
             Self::Json => None,
             Self::Glm => glm(raw, at, is_open),
-            Self::Qwen3 | Self::Minimax | Self::Dsml => self.tagged(raw, at, is_open),
+            Self::Qwen3 | Self::Minimax | Self::Dsml => self.tagged(raw, at, last, is_open),
         }
     }
 
@@ -122,16 +124,19 @@ impl Arguments {
             },
             _ => Value::Text(found.value.to_owned()),
         };
-        python::set(fields, name.to_owned(), value);
+        fields.set(name.to_owned(), value);
         Ok(())
     }
 
     /// `<parameter …>VALUE</parameter>`; the start of the next parameter ends a value as well.
-    fn tagged(self, raw: &str, at: usize, is_open: bool) -> Option<Found<'_>> {
+    fn tagged(self, raw: &str, at: usize, last: Option<usize>, is_open: bool) -> Option<Found<'_>> {
         let mut from = at;
         loop {
             let start = from + raw.get(from..)?.find('<')?;
             from = start + 1;
+            if Some(start) > last {
+                return None;
+            }
             let Some(head) = self.head(raw.get(start..)?, is_open) else { continue };
             let value = start + head.length;
             let text = raw.get(value..)?;
@@ -347,7 +352,7 @@ pub(super) fn fix_types(json: String, properties: Option<&Map<String, Json>>) ->
     Ok(if is_changed { python::dump(&value) } else { json })
 }
 
-fn fix_fields(fields: &mut Fields, properties: &Map<String, Json>) -> Result<bool, Unread> {
+fn fix_fields(fields: &mut [(String, Value)], properties: &Map<String, Json>) -> Result<bool, Unread> {
     let mut is_changed = false;
     for (key, value) in fields {
         if let Some(schema @ Json::Object(_)) = properties.get(key) {

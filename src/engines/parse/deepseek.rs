@@ -3,7 +3,8 @@
 //! The server looks at token ids for where it is and at text for what is there, one line at a time:
 //! a newline in the arguments ends them for a stream, and hides the call in a whole answer.
 
-use super::{Call, Vocabulary, python};
+use super::growing::Places;
+use super::{Call, Vocabulary, python, steps};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 use foretell_core::units::TokenId;
@@ -24,24 +25,83 @@ pub(super) enum Layout {
     V31,
 }
 
-/// The text up to the end of its line.
-fn line(text: &str) -> &str {
-    text.split('\n').next().unwrap_or("")
+/// The text of a call that may go on: what is read of it, and where its parts stand.
+#[derive(Clone, Debug, Default)]
+struct Portion {
+    text: String,
+    read: usize,
+    /// End of the first line.
+    line: Option<usize>,
+    /// End of the last separator in the first line.
+    separator: Option<usize>,
+    /// End of the line of arguments behind a fence, and of it without backticks at its end.
+    fenced: Option<usize>,
+    solid: usize,
+    /// A marker stands in it as text.
+    is_marked: bool,
 }
 
-impl Layout {
-    /// Name and arguments of a call that may go on.
-    fn read(self, text: &str) -> Option<(&str, &str)> {
-        let (_, after) = line(text).rsplit_once(BETWEEN)?;
-        let after = text.get(line(text).len() - after.len()..)?;
-        if self == Self::V31 {
-            let (name, _) = line(text).rsplit_once(BETWEEN)?;
-            return Some((name, line(after)));
+impl Portion {
+    fn push(&mut self, layout: Layout, text: &str) {
+        self.text.push_str(text);
+        steps::read(text.len());
+        self.is_marked |=
+            [START, END, SECTION, SECTION_END].iter().any(|mark| self.unread(mark.len()).contains(mark));
+        if self.line.is_none() {
+            self.line = self.text.get(self.read..).and_then(|new| new.find('\n')).map(|at| self.read + at);
+            let end = self.line.unwrap_or(self.text.len());
+            let from = self.unread_from(BETWEEN.len());
+            let last = self.text.get(from..end).and_then(|new| new.rfind(BETWEEN));
+            self.separator = last.map(|at| from + at + BETWEEN.len()).or(self.separator);
         }
-        let name = line(after);
-        let rest = after.get(name.len()..).filter(|rest| !rest.is_empty())?;
-        let arguments = rest.strip_prefix(FENCE).map_or("", line);
-        Some((name, arguments.trim_end_matches('`')))
+        if layout == Layout::V3
+            && let Some(start) = self.fence_end()
+        {
+            self.read_fenced(start);
+        }
+        self.read = self.text.len();
+    }
+
+    /// Where a marker of this length may begin that is not all in what was read before.
+    fn unread_from(&self, length: usize) -> usize {
+        self.text.floor_char_boundary((self.read + 1).saturating_sub(length))
+    }
+
+    fn unread(&self, length: usize) -> &str {
+        self.text.get(self.unread_from(length)..).unwrap_or("")
+    }
+
+    /// End of the fence behind the first line.
+    fn fence_end(&self) -> Option<usize> {
+        let line = self.line?;
+        self.text.get(line..)?.starts_with(FENCE).then_some(line + FENCE.len())
+    }
+
+    fn read_fenced(&mut self, start: usize) {
+        let from = self.read.max(start);
+        self.solid = self.solid.max(start);
+        if self.fenced.is_some() {
+            return;
+        }
+        let new = self.text.get(from..).unwrap_or("");
+        self.fenced = new.find('\n').map(|at| from + at);
+        let new = self.text.get(from..self.fenced.unwrap_or(self.text.len())).unwrap_or("");
+        let solid = new.trim_end_matches('`').len();
+        if solid > 0 {
+            self.solid = from + solid;
+        }
+    }
+
+    /// The name, and where the arguments begin and end.
+    fn parts(&self, layout: Layout) -> Option<(&str, usize, usize)> {
+        let separator = self.separator?;
+        if layout == Layout::V31 {
+            let name = self.text.get(..separator - BETWEEN.len())?;
+            return Some((name, separator, self.line.unwrap_or(self.text.len())));
+        }
+        let line = self.line?;
+        let name = self.text.get(separator..line)?;
+        Some(self.fence_end().map_or((name, line, line), |start| (name, start, self.solid)))
     }
 }
 
@@ -57,10 +117,12 @@ pub(super) struct Deepseek {
     starts: u32,
     ends: u32,
     /// Text since the last start marker.
-    portion: String,
+    portion: Portion,
     is_named: bool,
     /// Arguments of each call, as the server remembers them: a call without any is not counted.
     known: Vec<String>,
+    /// Place in the portion that the arguments last remembered begin at.
+    known_from: Option<usize>,
     is_sure: bool,
 }
 
@@ -76,9 +138,10 @@ impl Deepseek {
             in_section: false,
             starts: 0,
             ends: 0,
-            portion: String::new(),
+            portion: Portion::default(),
             is_named: false,
             known: Vec::new(),
+            known_from: None,
             is_sure: true,
         })
     }
@@ -115,15 +178,13 @@ impl Deepseek {
             std::cmp::Ordering::Equal if is_end => self.close(),
             std::cmp::Ordering::Equal => Parsed::content(content),
             std::cmp::Ordering::Greater if is_start => {
-                self.portion.clear();
-                self.is_named = false;
+                self.portion = Portion::default();
+                (self.is_named, self.known_from) = (false, None);
                 Parsed::default()
             }
             std::cmp::Ordering::Greater => {
-                self.portion.push_str(text);
-                let is_marked =
-                    [START, END, SECTION, SECTION_END].iter().any(|mark| self.portion.contains(mark));
-                self.is_sure &= !is_marked;
+                self.portion.push(self.layout, text);
+                self.is_sure &= !self.portion.is_marked;
                 self.update()
             }
         }
@@ -132,7 +193,9 @@ impl Deepseek {
     /// The end of a call: only one without arguments so far is looked at again.
     fn close(&mut self) -> Parsed {
         let known = self.known.get(self.index()).is_some_and(String::is_empty);
-        self.portion.truncate(python::strip_end(&self.portion).len());
+        let text = std::mem::take(&mut self.portion).text;
+        self.portion.push(self.layout, python::strip_end(&text));
+        self.known_from = None;
         if known { self.update() } else { Parsed::default() }
     }
 
@@ -142,19 +205,25 @@ impl Deepseek {
 
     fn update(&mut self) -> Parsed {
         let index = self.index();
-        let Some((name, arguments)) = self.layout.read(&self.portion) else { return Parsed::default() };
+        let Some((name, start, end)) = self.portion.parts(self.layout) else { return Parsed::default() };
         let mut delta = CallDelta { index: index as u32, ..CallDelta::default() };
         if self.is_named {
-            let arguments = arguments.to_owned();
             if self.known.len() <= index {
                 self.known.push(String::new());
             }
             // Calls without arguments before this one: the server is confused for some tokens.
             let Some(known) = self.known.get_mut(index) else { return Parsed::default() };
-            if let Some(piece) = arguments.strip_prefix(known.as_str()) {
-                piece.clone_into(&mut delta.arguments);
+            let text = |from| self.portion.text.get(from..end).unwrap_or("");
+            if self.known_from == Some(start) {
+                delta.arguments = text(start + known.len()).to_owned();
+                known.push_str(&delta.arguments);
+            } else {
+                let arguments = text(start);
+                steps::read(arguments.len());
+                delta.arguments = arguments.strip_prefix(known.as_str()).unwrap_or("").to_owned();
+                arguments.clone_into(known);
+                self.known_from = Some(start);
             }
-            *known = arguments;
         } else if !name.is_empty() {
             delta.name = Some(name.to_owned());
             self.is_named = true;
@@ -168,20 +237,21 @@ impl Deepseek {
 pub(super) fn whole(layout: Layout, output: &str) -> Option<(Option<String>, Vec<Call>)> {
     let (content, _) = output.split_once(SECTION)?;
     let mut calls = Vec::new();
-    let mut rest = output;
-    while let Some(at) = rest.find(START) {
-        rest = rest.get(at + START.len()..)?;
-        let found = match layout {
-            Layout::V31 => plain(rest),
-            Layout::V3 => fenced(rest),
+    let mut found = Found::new(output);
+    let mut at = 0;
+    while let Some(start) = found.starts.from(at) {
+        at = start + START.len();
+        let call = match layout {
+            Layout::V31 => found.plain(at),
+            Layout::V3 => found.fenced(at),
         };
-        let Some((kind, call, length)) = found else { continue };
+        let Some((kind, call, end)) = call else { continue };
         if kind != "function" {
             // The server refuses the type, and with it all calls.
             return Some((Some(output.to_owned()), Vec::new()));
         }
         calls.push(call);
-        rest = rest.get(length..)?;
+        at = end;
     }
     Some((Some(content).filter(|text| !python::strip(text).is_empty()).map(str::to_owned), calls))
 }
@@ -190,18 +260,54 @@ fn call(name: &str, arguments: &str) -> Call {
     Call { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
 }
 
-/// A call of V3.1 at the start of `text`: its type, itself, its length.
-fn plain(text: &str) -> Option<(&str, Call, usize)> {
-    let (name, rest) = line(text).split_once(BETWEEN)?;
-    let (arguments, rest) = rest.split_once(END)?;
-    Some(("function", call(name, arguments), line(text).len() - rest.len()))
+/// The places of all that calls are made of in a whole output. They are looked for once for all
+/// calls that lack them.
+struct Found<'a> {
+    output: &'a str,
+    starts: Places<'a>,
+    ends: Places<'a>,
+    separators: Places<'a>,
+    lines: Places<'a>,
+    arguments: Places<'a>,
 }
 
-/// A call of V3 at the start of `text`, with its end marker on the line after its arguments.
-fn fenced(text: &str) -> Option<(&str, Call, usize)> {
-    let (kind, name) = line(text).rsplit_once(BETWEEN)?;
-    let body = text.get(line(text).len()..)?.strip_prefix(FENCE)?;
-    let arguments = line(body);
-    let rest = body.get(arguments.len()..)?.strip_prefix("\n```")?.strip_prefix(END)?;
-    Some((kind, call(name, arguments), text.len() - rest.len()))
+impl<'a> Found<'a> {
+    const fn new(output: &'a str) -> Self {
+        Self {
+            output,
+            starts: Places::new(output, START),
+            ends: Places::new(output, END),
+            separators: Places::new(output, BETWEEN),
+            lines: Places::new(output, "\n"),
+            arguments: Places::new(output, "\n"),
+        }
+    }
+
+    /// The line that begins at the byte `at`, if it has a separator: its end, and the separator's
+    /// start.
+    fn line(&mut self, at: usize) -> Option<(usize, usize)> {
+        let end = self.lines.from(at).unwrap_or(self.output.len());
+        let separator = self.separators.from(at).filter(|separator| separator + BETWEEN.len() <= end)?;
+        Some((end, separator))
+    }
+
+    /// A call of V3.1 from the byte `at` on: its type, itself, its end.
+    fn plain(&mut self, at: usize) -> Option<(&'a str, Call, usize)> {
+        let (line, separator) = self.line(at)?;
+        let start = separator + BETWEEN.len();
+        let end = self.ends.from(start).filter(|end| end + END.len() <= line)?;
+        let call = call(self.output.get(at..separator)?, self.output.get(start..end)?);
+        Some(("function", call, end + END.len()))
+    }
+
+    /// A call of V3, with its end marker on the line after its arguments.
+    fn fenced(&mut self, at: usize) -> Option<(&'a str, Call, usize)> {
+        let (line, _) = self.line(at)?;
+        let start = line + FENCE.len();
+        self.output.get(line..)?.starts_with(FENCE).then_some(())?;
+        let end = self.arguments.from(start)?;
+        let rest = self.output.get(end..)?.strip_prefix("\n```")?.strip_prefix(END)?;
+        let (kind, name) = self.output.get(at..line)?.rsplit_once(BETWEEN)?;
+        Some((kind, call(name, self.output.get(start..end)?), self.output.len() - rest.len()))
+    }
 }

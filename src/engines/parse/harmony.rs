@@ -6,7 +6,7 @@
 //! channel, or a recipient that is a function. A header that cannot be read hides its message; one
 //! that the output ends in is content, as the model wrote it.
 
-use super::{Call, Request, Unsure, Vocabulary, Whole, python};
+use super::{Call, Request, Unsure, Vocabulary, Whole, python, steps};
 
 use foretell_core::session::parse::{CallDelta, Parse, Parsed};
 use foretell_core::units::TokenId;
@@ -115,17 +115,19 @@ impl Header {
 /// name.
 fn take_channels(header: &str) -> Option<(Option<String>, String)> {
     let mut channel = None;
-    let mut rest = header.to_owned();
-    while let Some((before, after)) = rest.split_once(CHANNEL) {
-        let end = after.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(after.len());
-        let (name, after) = after.split_at(end);
+    let mut parts = header.split(CHANNEL);
+    let mut rest = parts.next().unwrap_or("").to_owned();
+    for part in parts {
+        let end = part.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(part.len());
+        let (name, after) = part.split_at(end);
         if channel.is_none() {
             if name.is_empty() {
                 return None;
             }
             channel = Some(name.to_owned());
         }
-        rest = format!("{before}{after}");
+        rest.push_str(after);
+        steps::read(part.len());
     }
     Some((channel, rest))
 }

@@ -4,8 +4,9 @@
 //! `"name"` and `"arguments"` wherever they stand first, so a call with its name last gets more
 //! text than its arguments. Whole, the object is parsed and written again. Both are followed here.
 
-use super::python::{self, Unread, Value, is_space};
-use super::{Call, Unsure};
+use super::growing::{EndSearch, NameSearch, ValueSearch};
+use super::python::{self, Unread, Value};
+use super::{Call, Unsure, steps};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 
@@ -18,44 +19,72 @@ pub(super) fn overlap(text: &str, marker: &str) -> usize {
     (1..=most).rev().find(|&n| marker.get(..n).is_some_and(|head| text.ends_with(head))).unwrap_or(0)
 }
 
-/// Start and end of the value after `"key"\s*:\s*`, at its first place in `text`.
-fn after_key(text: &str, key: &str) -> Option<usize> {
-    let mut from = 0;
-    while let Some(found) = text.get(from..)?.find(key) {
-        let after = from + found + key.len();
-        let rest = text.get(after..)?.trim_start_matches(is_space);
-        if let Some(value) = rest.strip_prefix(':') {
-            return Some(text.len() - value.trim_start_matches(is_space).len());
-        }
-        from = after - 1;
-    }
-    None
-}
-
-/// The first `"name": "…"` in `text`; one without characters only counts if `may_be_empty`.
-pub(super) fn find_name(text: &str, may_be_empty: bool) -> Option<&str> {
-    let mut from = 0;
-    loop {
-        let at = from + after_key(text.get(from..)?, "\"name\"")?;
-        let rest = text.get(at..)?;
-        let name = rest.strip_prefix('"').and_then(|rest| rest.split_once('"'));
-        match name {
-            Some((name, _)) if may_be_empty || !name.is_empty() => return Some(name),
-            _ => from = at,
-        }
-    }
-}
-
 /// A call whose end has not been seen.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Region {
     /// Text after the start marker.
     raw: String,
+    /// Bytes of `raw` that cannot belong to an end marker, and those without the spaces at the end.
+    read: usize,
+    solid: usize,
+    names: NameSearch,
     has_name: bool,
+    values: ValueSearch,
     /// Place of the arguments in `raw`, once known.
     arguments: Option<usize>,
+    end: EndSearch,
+    /// Value of `solid` when arguments were looked for last.
+    seen: usize,
     /// Bytes of the arguments that were sent.
     sent: usize,
+}
+
+impl Region {
+    fn new() -> Self {
+        Self {
+            raw: String::new(),
+            read: 0,
+            solid: 0,
+            names: NameSearch::default(),
+            has_name: false,
+            values: ValueSearch::new("\"arguments\""),
+            arguments: None,
+            end: EndSearch::default(),
+            seen: 0,
+            sent: 0,
+        }
+    }
+
+    /// Reads the first `cut` bytes.
+    fn read_to(&mut self, cut: usize) {
+        let new = self.raw.get(self.read..cut).unwrap_or("");
+        steps::read(new.len());
+        let solid = python::strip_end(new).len();
+        if solid > 0 {
+            self.solid = self.read + solid;
+        }
+        self.read = cut;
+    }
+
+    /// The text without spaces at its end.
+    fn stripped(&self) -> &str {
+        self.raw.get(..self.solid).unwrap_or("")
+    }
+
+    /// The name of the call, when it becomes known.
+    fn new_name(&mut self) -> Option<String> {
+        let name = self.names.find(self.raw.get(..self.read)?, false)?.to_owned();
+        self.has_name = true;
+        Some(name)
+    }
+
+    /// Place of the arguments.
+    fn arguments(&mut self) -> Option<usize> {
+        if self.arguments.is_none() {
+            self.arguments = self.values.next(self.raw.get(..self.solid)?);
+        }
+        self.arguments
+    }
 }
 
 /// Parser of a stream.
@@ -125,7 +154,7 @@ impl Hermes {
         start?;
         let rest = self.held.split_off(START.len());
         self.held.clear();
-        self.region = Some(Region::default());
+        self.region = Some(Region::new());
         self.calls += 1;
         self.has_arguments = false;
         Some(rest)
@@ -152,20 +181,19 @@ impl Hermes {
     /// Pieces that became known with the first `cut` bytes of the region.
     fn advance(&mut self, region: &mut Region, cut: usize, is_closed: bool, parsed: &mut Parsed) {
         let index = self.calls - 1;
-        let raw = region.raw.get(..cut).unwrap_or("");
+        region.read_to(cut);
         if !region.has_name {
-            let Some(name) = find_name(python::strip(raw), false) else { return };
-            region.has_name = true;
-            self.piece(parsed, CallDelta { index, name: Some(name.to_owned()), ..CallDelta::default() });
+            let Some(name) = region.new_name() else { return };
+            self.piece(parsed, CallDelta { index, name: Some(name), ..CallDelta::default() });
         }
-        let stripped = python::strip_end(raw);
-        let Some(start) = region.arguments.or_else(|| after_key(stripped, "\"arguments\"")) else { return };
-        // Until there is a value, more space may follow.
-        region.arguments = (start < stripped.len()).then_some(start);
-        let mut arguments = stripped.get(start..).unwrap_or("");
-        if let Some(inner) = arguments.strip_suffix('}')
-            && (is_closed || self.is_complete(stripped))
-        {
+        if region.solid == region.seen && !is_closed {
+            return;
+        }
+        region.seen = region.solid;
+        let Some(start) = region.arguments() else { return };
+        let is_complete = is_closed || self.is_complete(region);
+        let mut arguments = region.stripped().get(start..).unwrap_or("");
+        if is_complete && let Some(inner) = arguments.strip_suffix('}') {
             arguments = python::strip_end(inner);
         }
         if arguments.len() > region.sent {
@@ -176,7 +204,21 @@ impl Hermes {
         }
     }
 
-    fn is_complete(&mut self, text: &str) -> bool {
+    /// True if the region's text is a whole object of JSON.
+    fn is_complete(&mut self, region: &mut Region) -> bool {
+        let text = region.raw.get(..region.solid).unwrap_or("");
+        let end = region.end.find(text);
+        if !text.ends_with('}') {
+            return false;
+        }
+        match end {
+            Some(end) if end == text.len() => {}
+            Some(_) => return false,
+            None => {
+                self.is_sure &= !region.end.is_beyond();
+                return false;
+            }
+        }
         match python::load(python::strip(text)) {
             Ok(_) | Err(Unread::Unwritable) => true,
             Err(Unread::Invalid) => false,

@@ -6,8 +6,9 @@
 //! no guess was wrong; where one could be, this parser is not sure. It gives the arguments at the
 //! end of a call; the server, along the way.
 
+use super::growing::EndSearch;
 use super::python::{self, Unread, Value};
-use super::{Call, Unsure};
+use super::{Call, Unsure, steps};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 
@@ -21,14 +22,29 @@ pub(super) struct Llama {
     is_calls: Option<bool>,
     /// Text of the call that has not ended, and what stands before it.
     open: String,
-    calls: u32,
+    /// Where the call's object ends, behind what stands before it.
+    end: EndSearch,
+    /// The name is given, or does not stand first.
     is_named: bool,
+    has_no_first_name: bool,
+    /// Bytes of `open` that are spaces where a call should follow.
+    blank: usize,
+    calls: u32,
     is_sure: bool,
 }
 
 impl Llama {
-    pub const fn new() -> Self {
-        Self { is_calls: None, open: String::new(), calls: 0, is_named: false, is_sure: true }
+    pub fn new() -> Self {
+        Self {
+            is_calls: None,
+            open: String::new(),
+            end: EndSearch::default(),
+            is_named: false,
+            has_no_first_name: false,
+            blank: 0,
+            calls: 0,
+            is_sure: true,
+        }
     }
 
     pub const fn is_sure(&self) -> bool {
@@ -49,10 +65,10 @@ impl Llama {
         }
         self.open.push_str(text);
         let mut parsed = Parsed::default();
-        // Only a brace can end a call.
-        let mut may_end = text.contains('}');
-        while self.advance(&mut parsed, may_end) {
-            may_end = true;
+        // Only a quote can end a name.
+        let mut may_name = text.contains('"');
+        while self.advance(&mut parsed, may_name) {
+            may_name = true;
         }
         parsed
     }
@@ -81,8 +97,9 @@ impl Llama {
         Parsed::default()
     }
 
-    /// Takes a call out of the text; false if none has ended.
-    fn advance(&mut self, parsed: &mut Parsed, may_end: bool) -> bool {
+    /// Takes a call out of the text; false if none has ended. `may_name`: the text may have a name
+    /// that it had not before.
+    fn advance(&mut self, parsed: &mut Parsed, may_name: bool) -> bool {
         if self.calls == 0
             && let Some(rest) = self.open.strip_prefix(TAG)
         {
@@ -90,23 +107,39 @@ impl Llama {
         }
         let gap = if self.calls > 0 { BETWEEN } else { "" };
         let Some(object) = self.open.strip_prefix(gap) else {
-            let is_blank = self.open.chars().all(|c| " \t\r\n".contains(c));
-            self.is_sure &= gap.starts_with(self.open.as_str()) || is_blank;
+            let new = self.open.get(self.blank..).unwrap_or("");
+            steps::read(new.len());
+            self.is_sure &= gap.starts_with(self.open.as_str()) || new.chars().all(|c| " \t\r\n".contains(c));
+            // Once it is no part of the gap it stays none.
+            self.blank = if gap.starts_with(self.open.as_str()) { 0 } else { self.open.len() };
             return false;
         };
         if object.is_empty() {
             return false;
         }
-        self.is_sure &= object.starts_with('{');
-        if !self.is_named
-            && let Some(name) = first_name(object)
-        {
-            let name = name.to_owned();
-            self.is_named = true;
-            parsed.calls.push(CallDelta { index: self.calls, name: Some(name), ..CallDelta::default() });
+        if !object.starts_with('{') {
+            self.is_sure = false;
+            return false;
         }
-        let object = self.open.strip_prefix(gap).unwrap_or("");
-        if !may_end {
+        if may_name && !self.is_named && !self.has_no_first_name {
+            match first_name(object) {
+                Ok(name) => {
+                    let name = Some(name.to_owned());
+                    self.is_named = true;
+                    parsed.calls.push(CallDelta { index: self.calls, name, ..CallDelta::default() });
+                }
+                Err(NoName::Yet) => {}
+                Err(NoName::Ever) => self.has_no_first_name = true,
+            }
+        }
+        self.end_call(gap.len(), parsed)
+    }
+
+    /// Takes the call out of the text behind a gap, if its object ends there.
+    fn end_call(&mut self, gap: usize, parsed: &mut Parsed) -> bool {
+        let object = self.open.get(gap..).unwrap_or("");
+        if self.end.find(object).is_none() {
+            self.is_sure &= !self.end.is_beyond();
             return false;
         }
         match python::load_first(object) {
@@ -115,9 +148,10 @@ impl Llama {
                 self.is_sure &= found.is_plain;
                 self.call(found.value, parsed);
                 self.open = rest;
+                (self.end, self.has_no_first_name, self.blank) = (EndSearch::default(), false, 0);
                 true
             }
-            Err(Unread::Invalid) => false,
+            // What is there already is no JSON, and no more text makes it some.
             Err(_) => {
                 self.is_sure = false;
                 false
@@ -165,12 +199,26 @@ fn parts(value: Value) -> Option<(String, Value, bool)> {
     }
 }
 
+/// Why an object has no first name.
+enum NoName {
+    /// More text may give it one.
+    Yet,
+    Ever,
+}
+
 /// The name at the start of an object, if it is its first field and needs no unescaping.
-fn first_name(object: &str) -> Option<&str> {
-    let rest = object.strip_prefix('{')?.trim_start().strip_prefix("\"name\"")?;
-    let rest = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
-    let (name, _) = rest.split_once('"')?;
-    (!name.is_empty() && !name.contains('\\')).then_some(name)
+fn first_name(object: &str) -> Result<&str, NoName> {
+    let mut rest = object;
+    for part in ["{", "\"name\"", ":", "\""] {
+        rest = rest.trim_start();
+        if rest.len() < part.len() && part.starts_with(rest) {
+            return Err(NoName::Yet);
+        }
+        rest = rest.strip_prefix(part).ok_or(NoName::Ever)?;
+    }
+    steps::read(object.len());
+    let (name, _) = rest.split_once('"').ok_or(NoName::Yet)?;
+    if name.is_empty() || name.contains('\\') { Err(NoName::Ever) } else { Ok(name) }
 }
 
 /// Content and calls of a whole output.

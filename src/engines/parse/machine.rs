@@ -15,13 +15,14 @@ pub(super) use setup::Setup;
 
 use super::arguments::Arguments;
 use super::grammar::{Mark, State, Step, Tells};
-use super::python;
+use super::growing::NameSearch;
 use super::{Call, Unsure};
+use super::{python, steps};
 
 use foretell_core::session::parse::Parsed;
 use foretell_core::units::TokenId;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// A finding of the machine, which numbers the calls.
@@ -43,12 +44,18 @@ struct Slot {
     name: String,
     arguments: String,
     is_named: bool,
+    /// Its name is no function's, and stays so.
+    is_refused: bool,
+    /// A name inside the arguments.
+    inner_name: NameSearch,
     text_keys: Option<Vec<String>>,
     /// JSON that was sent.
     sent: String,
     /// The last argument is a text that goes on, and no tag begins in it before this byte of
     /// `arguments`: what comes is added to `sent` without converting all of it again.
     open: Option<usize>,
+    /// Bytes that converting the arguments has read so far.
+    converted: usize,
 }
 
 /// JSON arguments: what is held back of them.
@@ -79,12 +86,16 @@ pub(super) struct Machine {
     lexed_from: usize,
     starts: VecDeque<usize>,
     /// Marker tokens whose text has not come, and the text that came instead.
-    waiting: Vec<(Mark, String)>,
+    waiting: VecDeque<(Mark, String)>,
     instead: String,
     held: Held,
     calls: u32,
     slots: Vec<Slot>,
+    /// The first call with these arguments, where that matters ([`Arguments::Dsml`]).
+    first_with: HashMap<String, usize>,
+    /// Content that is held back, and how many bytes of it are known to be spaces.
     later: String,
+    blank: usize,
     later_reasoning: String,
     has_content: bool,
     has_ended: bool,
@@ -106,12 +117,14 @@ impl Machine {
             lexed: String::new(),
             lexed_from: 0,
             starts: VecDeque::new(),
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
             instead: String::new(),
             held: Held::default(),
             calls: 0,
             slots: Vec::new(),
+            first_with: HashMap::new(),
             later: String::new(),
+            blank: 0,
             later_reasoning: String::new(),
             has_content: false,
             has_ended: !has_reasoning,
@@ -227,7 +240,7 @@ impl Machine {
         } else {
             self.instead.push_str(&text);
         }
-        self.waiting.push((*mark, marker.clone()));
+        self.waiting.push_back((*mark, marker.clone()));
     }
 
     /// Gives waiting markers their text. Returns what is left of it.
@@ -235,19 +248,22 @@ impl Machine {
         if self.waiting.is_empty() {
             return text.to_owned();
         }
+        // What was held back has no marker, but may end in the beginning of one.
+        let mut read = self.instead.len();
         let mut text = std::mem::take(&mut self.instead) + text;
-        for (mark, marker) in std::mem::take(&mut self.waiting) {
-            if let Some(at) = text.find(&marker) {
-                let rest = text.split_off(at + marker.len());
-                text.truncate(at);
-                self.text(events, &text);
-                self.marker(events, mark, &marker);
-                text = rest;
-            } else {
-                self.instead.push_str(&text);
-                text.clear();
-                self.waiting.push((mark, marker));
-            }
+        while let Some((mark, marker)) = self.waiting.pop_front() {
+            let from = text.floor_char_boundary((read + 1).saturating_sub(marker.len()));
+            steps::read(text.len() - from);
+            let Some(at) = text.get(from..).and_then(|new| new.find(&marker)) else {
+                self.waiting.push_front((mark, marker));
+                self.instead = text;
+                return String::new();
+            };
+            let rest = text.split_off(from + at + marker.len());
+            text.truncate(from + at);
+            self.text(events, &text);
+            self.marker(events, mark, &marker);
+            (text, read) = (rest, 0);
         }
         text
     }
@@ -323,6 +339,7 @@ impl Machine {
             let end = tails.into_iter().find(|(_, tail)| begins(tail) && may_start(tail));
             let end = end.map_or(rest.len(), |(at, _)| at);
             let (content, tail) = rest.split_at(end);
+            steps::read(end);
             let tokens = self.take_starts(end);
             self.content(events, content, tokens);
             rest = tail;
@@ -441,6 +458,7 @@ impl Machine {
     fn parsed(&mut self, events: Vec<Event>, is_end: bool) -> Parsed {
         let mut parsed = Parsed::default();
         let carried = std::mem::take(&mut self.later);
+        let blank = std::mem::take(&mut self.blank);
         let (mut content, mut later) = (String::new(), String::new());
         let mut in_call = false;
         for event in events {
@@ -458,19 +476,21 @@ impl Machine {
         }
         if in_call && !parsed.calls.is_empty() {
             self.later = carried + &later;
+            self.blank = blank;
+            parsed.text = self.certain(content, 0, is_end);
         } else {
-            content = carried + &content + &later;
+            parsed.text = self.certain(carried + &content + &later, blank, is_end);
         }
-        parsed.text = self.certain(content, is_end);
         parsed
     }
 
-    /// Content; spaces alone wait for more, and are dropped before a call.
-    fn certain(&mut self, content: String, is_end: bool) -> String {
+    /// Content; spaces alone, as its first bytes up to `blank` are, wait for more, and are dropped
+    /// before a call.
+    fn certain(&mut self, content: String, blank: usize, is_end: bool) -> String {
         if self.has_content || content.is_empty() {
             return content;
         }
-        if !python::strip(&content).is_empty() {
+        if !python::strip(content.get(blank..).unwrap_or("")).is_empty() {
             self.has_content = true;
             return content;
         }
@@ -480,6 +500,7 @@ impl Machine {
         if is_end {
             return content;
         }
+        self.blank = content.len();
         self.later = content;
         String::new()
     }
@@ -489,9 +510,12 @@ impl Machine {
             return parsed;
         }
         if !parsed.reasoning.is_empty() {
-            let mut all = std::mem::take(&mut self.later_reasoning) + &parsed.reasoning;
-            self.later_reasoning = all.split_off(python::strip_end(&all).len());
-            parsed.reasoning = all;
+            let solid = python::strip_end(&parsed.reasoning).len();
+            let spaces = parsed.reasoning.split_off(solid);
+            if solid > 0 {
+                parsed.reasoning.insert_str(0, &std::mem::take(&mut self.later_reasoning));
+            }
+            self.later_reasoning.push_str(&spaces);
         } else if self.has_ended {
             self.later_reasoning.clear();
         }

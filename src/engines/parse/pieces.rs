@@ -2,6 +2,10 @@
 //! JSON.
 
 use super::python::{self, Value};
+use super::steps;
+
+/// Numbers with more characters are not read: each character is checked with all before it.
+const MAX_WORD: usize = 512;
 
 /// The text is no JSON, or none that Python and other readers agree on.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +70,7 @@ impl Pieces {
     }
 
     pub fn push(&mut self, c: char) -> Result<Option<Event>, Broken> {
+        steps::read(c.len_utf8());
         match &mut self.lexeme {
             Lexeme::Text(text, escape) => {
                 let is_end = c == '"' && *escape == 0;
@@ -83,7 +88,7 @@ impl Pieces {
             }
             Lexeme::Word(word) if c.is_ascii_alphanumeric() || "+-.".contains(c) => {
                 word.push(c);
-                if is_begun(word) { Ok(None) } else { Err(Broken) }
+                if word.len() <= MAX_WORD && is_begun(word) { Ok(None) } else { Err(Broken) }
             }
             Lexeme::Word(word) => {
                 if !is_word(word) {

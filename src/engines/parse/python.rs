@@ -5,12 +5,15 @@
 //! the last of two equal keys at the place of the first. What Python rejects, or answers with an
 //! error that cannot be foreseen from the text, is an [`Unread`].
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
+use super::steps;
+
 /// Values deeper than this are not read: Python's own limit depends on its stack.
-const MAX_DEPTH: usize = 200;
+pub(super) const MAX_DEPTH: usize = 200;
 /// More digits than this are an error of another kind in Python (`int` from a string).
-const MAX_DIGITS: usize = 4_300;
+pub(super) const MAX_DIGITS: usize = 4_300;
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,12 +46,16 @@ pub(super) fn is_space(c: char) -> bool {
 
 /// `str.strip()`.
 pub(super) fn strip(text: &str) -> &str {
-    text.trim_matches(is_space)
+    let stripped = text.trim_matches(is_space);
+    steps::read(text.len() - stripped.len());
+    stripped
 }
 
 /// `str.rstrip()`.
 pub(super) fn strip_end(text: &str) -> &str {
-    text.trim_end_matches(is_space)
+    let stripped = text.trim_end_matches(is_space);
+    steps::read(text.len() - stripped.len());
+    stripped
 }
 
 /// The first value of a text.
@@ -63,7 +70,9 @@ pub(super) struct First<'a> {
 /// `JSONDecoder().raw_decode`.
 pub(super) fn load_first(text: &str) -> Result<First<'_>, Unread> {
     let mut reader = Reader::new(text);
-    let value = reader.value(0)?;
+    let value = reader.value(0);
+    steps::read(text.len() - reader.rest.len());
+    let value = value?;
     if reader.has_half {
         return Err(Unread::Unwritable);
     }
@@ -74,7 +83,9 @@ pub(super) fn load_first(text: &str) -> Result<First<'_>, Unread> {
 pub(super) fn load(text: &str) -> Result<Value, Unread> {
     let mut reader = Reader::new(text);
     reader.skip();
-    let value = reader.value(0)?;
+    let value = reader.value(0);
+    steps::read(text.len() - reader.rest.len());
+    let value = value?;
     reader.skip();
     match (reader.rest.is_empty(), reader.has_half) {
         (true, false) => Ok(value),
@@ -87,6 +98,7 @@ pub(super) fn load(text: &str) -> Result<Value, Unread> {
 pub(super) fn dump(value: &Value) -> String {
     let mut out = String::new();
     write_value(&mut out, value);
+    steps::read(out.len());
     out
 }
 
@@ -311,10 +323,10 @@ impl<'a> Reader<'a> {
 
     fn object(&mut self, depth: usize) -> Result<Value, Unread> {
         self.take("{");
-        let mut fields: Vec<(String, Value)> = Vec::new();
+        let mut fields = Fields::default();
         self.skip();
         if self.take("}") {
-            return Ok(Value::Object(fields));
+            return Ok(fields.into());
         }
         loop {
             self.skip();
@@ -325,10 +337,10 @@ impl<'a> Reader<'a> {
             }
             self.skip();
             let value = self.value(depth + 1)?;
-            self.is_plain &= set(&mut fields, name, value);
+            self.is_plain &= fields.set(name, value);
             self.skip();
             if self.take("}") {
-                return Ok(Value::Object(fields));
+                return Ok(fields.into());
             }
             if !self.take(",") {
                 return Err(Unread::Invalid);
@@ -401,15 +413,59 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Assigns a field: at its old place if it is there. True if it is new.
-pub(super) fn set(fields: &mut Vec<(String, Value)>, name: String, value: Value) -> bool {
-    let known = fields.iter_mut().find(|(known, _)| *known == name);
-    let is_new = known.is_none();
-    match known {
-        Some((_, known)) => *known = value,
-        None => fields.push((name, value)),
+/// Fields of an object, in the order in which their names came first.
+#[derive(Debug, Default)]
+pub(super) struct Fields {
+    list: Vec<(String, Value)>,
+    /// The places of the names, once there are more than [`FEW_FIELDS`].
+    places: HashMap<String, usize>,
+}
+
+/// So many names are looked through one by one.
+const FEW_FIELDS: usize = 16;
+
+impl Fields {
+    /// Assigns a field: at its old place if it is there. True if it is new.
+    pub fn set(&mut self, name: String, value: Value) -> bool {
+        let known = self.place(&name).and_then(|place| self.list.get_mut(place));
+        let is_new = known.is_none();
+        match known {
+            Some((_, known)) => *known = value,
+            None => self.push(name, value),
+        }
+        is_new
     }
-    is_new
+
+    fn place(&self, name: &str) -> Option<usize> {
+        if self.list.len() > FEW_FIELDS {
+            steps::read(name.len());
+            return self.places.get(name).copied();
+        }
+        steps::read(self.list.len());
+        self.list.iter().position(|(known, _)| known == name)
+    }
+
+    fn push(&mut self, name: String, value: Value) {
+        let place = self.list.len();
+        if place == FEW_FIELDS {
+            self.places = self.list.iter().map(|(name, _)| name.clone()).zip(0..).collect();
+        }
+        if place >= FEW_FIELDS {
+            self.places.insert(name.clone(), place);
+        }
+        self.list.push((name, value));
+    }
+
+    /// The field that was new last.
+    pub fn last(&self) -> Option<&(String, Value)> {
+        self.list.last()
+    }
+}
+
+impl From<Fields> for Value {
+    fn from(fields: Fields) -> Self {
+        Self::Object(fields.list)
+    }
 }
 
 /// An integer from `[-+]digits`; `None` if Python refuses so many.

@@ -1,5 +1,7 @@
 //! The parsers against what vLLM's own say: `tests/goldens/parsers`, see `docs/parsers.md`.
 
+mod linear;
+
 use super::*;
 
 use foretell_core::session::parse::Parsed;

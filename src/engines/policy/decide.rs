@@ -73,11 +73,13 @@ pub struct Relay {
     pub parameter: Option<String>,
     /// A likely answer may be sent along as OpenAI's `prediction`.
     pub predict: bool,
+    /// `name@revision` of the policy that matched the request, if one was looked for.
+    pub policy: Option<String>,
 }
 
 impl From<RelayReason> for Relay {
     fn from(reason: RelayReason) -> Self {
-        Self { reason, parameter: None, predict: false }
+        Self { reason, parameter: None, predict: false, policy: None }
     }
 }
 
@@ -264,11 +266,11 @@ pub fn plan(
         models,
     };
     let mut walk = Walk::default();
-    let (ruling, _) = known.steps(&mut walk);
+    let Steps { ruling, policy, .. } = known.steps(&mut walk);
     match (ruling, walk.halt) {
         (Some(ruling), None) => Ok(ruling),
         (_, Some((step, halt))) => match halt.ends(step) {
-            Outcome::Relay(relay) => Err(relay),
+            Outcome::Relay(relay) => Err(Relay { policy, ..relay }),
             Outcome::Serve(_) | Outcome::Nobody | Outcome::Undecided(..) => Err(RelayReason::Fault.into()),
         },
         // Without a halt every step has returned its value.
@@ -295,7 +297,7 @@ fn walk(facts: &Facts<'_>, walk: Walk) -> Decision {
         policies: facts.policies,
         models: facts.models,
     };
-    let (ruling, temperature) = planning.steps(&mut walk);
+    let Steps { ruling, temperature, .. } = planning.steps(&mut walk);
     let outcome = match (walk.halt, ruling) {
         (Some((step, halt)), _) => halt.ends(step),
         (None, Some(ruling)) => Outcome::Serve(Box::new(ruling)),
@@ -317,9 +319,18 @@ struct Planning<'a> {
     models: Models<'a>,
 }
 
+/// Findings of the steps from the server on.
+struct Steps {
+    /// The ruling, if every step has passed.
+    ruling: Option<Ruling>,
+    /// `name@revision` of the policy that matches.
+    policy: Option<String>,
+    /// The effective temperature.
+    temperature: Fact<f64>,
+}
+
 impl Planning<'_> {
-    /// The ruling, if every step has passed, and the effective temperature.
-    fn steps(&self, walk: &mut Walk) -> (Option<Ruling>, Fact<f64>) {
+    fn steps(&self, walk: &mut Walk) -> Steps {
         let Self { request, backend, control, .. } = *self;
         let server = walk.step(Step::Server, || steps::server(self.server), steps::say_server);
         let server = server.or_else(|| self.server.known().filter(|_| walk.whole)?.server());
@@ -365,7 +376,8 @@ impl Planning<'_> {
                 Allowed { permission: permission?, methods: methods?, parts: parts?, control, route };
             Some(Ruling::new(policy?, sampling?.0, &server?, allowed))
         };
-        (settled().filter(|_| walk.halt.is_none()), temperature)
+        let ruling = if walk.halt.is_none() { settled() } else { None };
+        Steps { ruling, policy: policy.map(|policy| policy.label()), temperature }
     }
 }
 

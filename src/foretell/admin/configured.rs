@@ -105,7 +105,11 @@ pub enum ReloadSource {
 impl Configured {
     /// Also sets the metrics about the policies in force.
     pub fn new(process: Process, known: Known, observer: &Observer) -> Self {
-        let last = Mutex::new(Last { files: None, mode: process.mode, refused: false, warnings: Vec::new() });
+        // They have been logged at the start.
+        let warnings = process.policies_read.and_then(|_| Files::read(&process).ok());
+        let warnings = warnings.and_then(|files| parse_with_warnings(&files.policies, &process).ok());
+        let warnings = warnings.map(|(_, warnings)| warnings).unwrap_or_default();
+        let last = Mutex::new(Last { files: None, mode: process.mode, refused: false, warnings });
         let configured = Self { process, known, last, refused: Mutex::default() };
         configured.show(observer, true, true);
         configured
@@ -191,6 +195,7 @@ impl Configured {
     /// Every problem found; nothing is changed then.
     pub fn reload(&self, asked: ReloadSource, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
         let mut last = self.last.lock();
+        let (before, warned) = (self.names(), last.warnings.clone());
         let read = self.read_whole();
         let known = last.files.as_ref();
         match (&read, asked) {
@@ -229,12 +234,22 @@ impl Configured {
         Some(outcome.map(|_| {
             let policies = self.known.policies.current();
             let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
-            tracing::info!(policies = labels.join(","), "reloaded");
-            for warning in &last.warnings {
+            let now = self.names();
+            let removed: Vec<&str> =
+                before.iter().filter(|name| !now.contains(name)).map(String::as_str).collect();
+            let removed = (!removed.is_empty()).then(|| removed.join(","));
+            tracing::info!(policies = labels.join(","), removed, "reloaded");
+            for warning in last.warnings.iter().filter(|warning| !warned.contains(warning)) {
                 tracing::warn!("{warning}");
             }
             self.shown()
         }))
+    }
+
+    /// The names of the policies in force.
+    fn names(&self) -> Vec<String> {
+        let policies = self.known.policies.current();
+        policies.policies().iter().map(|policy| policy.name.clone()).collect()
     }
 
     /// True if these files are those of the start.

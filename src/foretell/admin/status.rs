@@ -47,6 +47,8 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
         "now": unix_now().as_secs_f64(),
         "uptime_seconds": ran.as_secs_f64(),
         "unready": shared.unready(),
+        "in_flight": observer.metrics().requests_in_flight(),
+        "recording": observer.recording_fault(),
         "out": shared.fleet.out(),
         "draining": shared.life.is_draining(),
         "mode": mode(shared),

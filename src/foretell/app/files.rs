@@ -18,6 +18,8 @@ use foretell_onnx::folder;
 
 /// File name of a model's sampling defaults in its folder.
 pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
+/// How a pointer of Git LFS begins.
+const LFS_POINTER: &[u8; 34] = b"version https://git-lfs.github.com";
 /// File name of a model's graph in its folder.
 const GRAPH: &str = "model.onnx";
 
@@ -103,8 +105,36 @@ fn inspect(named: &Named) -> Option<Problem> {
 
 fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
     let refused = Tokenizer::from_file(path).err()?;
-    let found = named.problem(&refused.to_string(), "a tokenizer.json, or a folder with one");
+    let refused = what_else(path).map_or_else(|| refused.to_string(), str::to_owned);
+    let found = named.problem(&refused, "a tokenizer.json, or a folder with one");
     Some(Problem { got: shown(path), ..found })
+}
+
+/// The known cause for which a tokenizer cannot be read, and the remedy.
+fn what_else(path: &Path) -> Option<&'static str> {
+    let file = in_folder(path, "tokenizer.json");
+    let mut begin = [0; LFS_POINTER.len()];
+    let read = File::open(&file).and_then(|mut file| file.read_exact(&mut begin));
+    if read.is_ok() && begin == *LFS_POINTER {
+        return Some(
+            "the file is a pointer of Git LFS, not the tokenizer: run `git lfs pull` in the folder, or download the file",
+        );
+    }
+    let has = |name: &str| path.join(name).is_file();
+    if file.exists() {
+        None
+    } else if has("tekken.json") {
+        Some(
+            "the folder has a tekken.json and no tokenizer.json: take the tokenizer.json of the model's version for transformers",
+        )
+    } else if has("tokenizer.model") {
+        Some(
+            "the folder has a tokenizer.model and no tokenizer.json: make one with transformers, \
+             `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`",
+        )
+    } else {
+        None
+    }
 }
 
 fn generation_config(named: &Named) -> Option<Problem> {

@@ -114,8 +114,8 @@ pub fn run(args: &CorpusArgs, out: &mut dyn Write) -> Exit {
     }
 }
 
-fn age(text: &str) -> Result<Duration, String> {
-    values::duration(text).ok_or_else(|| r"allowed \d+(ms|s|m|h)".to_owned())
+fn age(text: &str) -> Result<Duration, values::Unmeasured> {
+    values::duration(text)
 }
 
 impl Recording {

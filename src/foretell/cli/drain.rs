@@ -49,6 +49,14 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
         super::complain(&format_args!("--token-file {}: {error}", path.display()));
         return Exit::Usage;
     }
+    if !args.no_wait
+        && let Some(open) = open_requests(&port).await
+    {
+        let requests = if open == 1 { "request" } else { "requests" };
+        super::complain(&format_args!(
+            "waiting for {open} open {requests} to end, for drain.grace at most, and for load balancers (drain.delay)"
+        ));
+    }
     let waits = (!args.no_wait).then(|| progress::spinner("waiting for open requests to end"));
     let path = if args.no_wait { "/api/drain" } else { "/api/drain?wait=1" };
     let answer = port.post(path, HeaderMap::new(), Vec::new()).await;
@@ -66,6 +74,13 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
     };
     super::complain(&format_args!("foretell drain: {}: {why}", port.address));
     Exit::Unreachable
+}
+
+/// Number of requests that the proxy is answering; `None` if it does not say.
+async fn open_requests(port: &AdminPort) -> Option<u64> {
+    let (status, body) = port.get("/api/status").await.ok()?;
+    let answer: Value = serde_json::from_slice(&body).ok().filter(|_| status == StatusCode::OK)?;
+    answer.get("in_flight")?.as_u64()
 }
 
 /// True if this is the answer of a proxy: other servers answer 200 to any path.

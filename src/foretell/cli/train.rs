@@ -188,8 +188,10 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Exit {
 }
 
 fn budget(text: &str) -> Result<Duration, String> {
-    let duration = values::duration(text).filter(|duration| !duration.is_zero());
-    duration.ok_or_else(|| r"allowed \d+(ms|s|m|h), more than 0".to_owned())
+    match values::duration(text) {
+        Ok(Duration::ZERO) => Err("allowed more than 0".to_owned()),
+        read => read.map_err(|wrong| wrong.to_string()),
+    }
 }
 
 fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value as Json, json};
 
 use super::problem::Refusal;
-use super::values;
+use super::values::{self, Unmeasured};
 use super::yaml::{Node, Value};
 use crate::http::is_callable;
 
@@ -157,11 +157,14 @@ pub fn period() -> Kind<Duration> {
 }
 
 fn duration_of(node: &Node) -> Result<Duration, Refusal> {
-    match &node.value {
+    let read = match &node.value {
         Value::Text(text) => values::duration(text),
-        _ => None,
-    }
-    .ok_or_else(|| Refusal::new("not a duration", r"\d+(ms|s|m|h)"))
+        _ => Err(Unmeasured::NoDuration),
+    };
+    read.map_err(|wrong| match wrong {
+        Unmeasured::TooLong => Refusal::new("out of range", "at most 87600h"),
+        _ => Refusal::new("not a duration", r"\d+(ms|s|m|h)"),
+    })
 }
 
 fn show_duration(duration: &Duration) -> Json {
@@ -181,12 +184,13 @@ pub fn size<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Kind<T> {
     let read = |node: &Node| {
         let size = match &node.value {
             Value::Text(text) => values::size(text),
-            _ => None,
+            _ => Err(Unmeasured::NoSize),
         };
         match size {
-            None => Err(Refusal::new("not a size", r"\d+(B|KiB|MiB|GiB)")),
-            Some(0) => Err(Refusal::new("out of range", "at least 1B")),
-            Some(size) => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
+            Err(Unmeasured::TooLarge) => Err(Refusal::new("out of range", "at most 1048576GiB")),
+            Err(_) => Err(Refusal::new("not a size", r"\d+(B|KiB|MiB|GiB)")),
+            Ok(0) => Err(Refusal::new("out of range", "at least 1B")),
+            Ok(size) => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
         }
     };
     let show = |size: &T| {

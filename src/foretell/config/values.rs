@@ -7,36 +7,67 @@ use std::time::Duration;
 
 pub use foretell_engines::policy::{Glob, Revision};
 
-/// Parses a duration, `\d+(ms|s|m|h)`; `None` if it is malformed or too large.
-pub fn duration(text: &str) -> Option<Duration> {
-    let (count, unit) = number_and_unit(text)?;
+/// The longest duration that a setting may have: ten years. A longer one is a mistake, and clocks
+/// cannot count to it.
+const LONGEST: Duration = Duration::from_hours(87_600);
+/// The largest size that a setting may have, bytes: 1,024 TiB.
+const LARGEST: u64 = 1 << 50;
+
+/// Why a text is no duration, or no size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unmeasured {
+    /// It is no number with a unit of time.
+    #[error("not a duration: write a whole number and ms, s, m or h, such as 200ms or 30s")]
+    NoDuration,
+    /// The duration is too long.
+    #[error("longer than 87600h, ten years: write a shorter duration")]
+    TooLong,
+    /// It is no number with a unit of size.
+    #[error("not a size: write a whole number and B, KiB, MiB or GiB, such as 512MiB")]
+    NoSize,
+    /// The size is too large.
+    #[error("larger than 1048576GiB: write a smaller size")]
+    TooLarge,
+}
+
+/// Parses a duration: a whole number and `ms`, `s`, `m` or `h`.
+///
+/// # Errors
+/// It is malformed, or longer than ten years.
+pub fn duration(text: &str) -> Result<Duration, Unmeasured> {
+    let (digits, unit) = digits_and_unit(text).ok_or(Unmeasured::NoDuration)?;
     let millis = match unit {
         "ms" => 1,
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return None,
+        _ => return Err(Unmeasured::NoDuration),
     };
-    count.checked_mul(millis).map(Duration::from_millis)
+    let duration = digits.parse().ok().and_then(|count: u64| count.checked_mul(millis));
+    let duration = duration.map(Duration::from_millis).filter(|duration| *duration <= LONGEST);
+    duration.ok_or(Unmeasured::TooLong)
 }
 
-/// Parses a size, `\d+(B|KiB|MiB|GiB)`, into bytes; `None` if it is malformed or too large.
-pub fn size(text: &str) -> Option<u64> {
-    let (count, unit) = number_and_unit(text)?;
+/// Parses a size, a whole number and `B`, `KiB`, `MiB` or `GiB`, into bytes.
+///
+/// # Errors
+/// It is malformed, or larger than 1,024 TiB.
+pub fn size(text: &str) -> Result<u64, Unmeasured> {
+    let (digits, unit) = digits_and_unit(text).ok_or(Unmeasured::NoSize)?;
     let bytes = match unit {
         "B" => 1,
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
-        _ => return None,
+        _ => return Err(Unmeasured::NoSize),
     };
-    count.checked_mul(bytes)
+    let size = digits.parse().ok().and_then(|count: u64| count.checked_mul(bytes));
+    size.filter(|size| *size <= LARGEST).ok_or(Unmeasured::TooLarge)
 }
 
-fn number_and_unit(text: &str) -> Option<(u64, &str)> {
+fn digits_and_unit(text: &str) -> Option<(&str, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (count, unit) = text.split_at(digits);
-    Some((count.parse().ok()?, unit))
+    (digits > 0).then(|| text.split_at(digits))
 }
 
 /// Text with its `%XX` decoded; `None` if an escape is malformed or the bytes are no text.
@@ -97,17 +128,23 @@ mod tests {
 
     #[test]
     fn durations_and_sizes_have_their_units_and_nothing_else() {
-        assert_eq!(duration("250ms"), Some(Duration::from_millis(250)));
-        assert_eq!(duration("2h"), Some(Duration::from_hours(2)));
-        assert_eq!(size("32KiB"), Some(32 << 10));
-        assert_eq!(size("3GiB"), Some(3 << 30));
-        for wrong in
-            ["", "5", "s", "-5s", "1.5s", "5 s", "5S", "99999999999999999999s", "9999999999999999999h"]
-        {
-            assert_eq!(duration(wrong), None, "{wrong}");
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2h"), Ok(Duration::from_hours(2)));
+        assert_eq!(duration("87600h"), Ok(LONGEST));
+        assert_eq!(size("32KiB"), Ok(32 << 10));
+        assert_eq!(size("3GiB"), Ok(3 << 30));
+        assert_eq!(size("1048576GiB"), Ok(LARGEST));
+        for wrong in ["", "5", "s", "-5s", "1.5s", "5 s", "5S"] {
+            assert_eq!(duration(wrong), Err(Unmeasured::NoDuration), "{wrong}");
         }
-        for wrong in ["", "5", "5KB", "5kib", "+5B", "99999999999999GiB"] {
-            assert_eq!(size(wrong), None, "{wrong}");
+        for long in ["18446744073709551615ms", "99999999999999999999s", "9999999999999999999h", "87601h"] {
+            assert_eq!(duration(long), Err(Unmeasured::TooLong), "{long}");
+        }
+        for wrong in ["", "5", "5KB", "5kib", "+5B"] {
+            assert_eq!(size(wrong), Err(Unmeasured::NoSize), "{wrong}");
+        }
+        for large in ["18446744073709551615B", "99999999999999GiB", "1125899906842625B"] {
+            assert_eq!(size(large), Err(Unmeasured::TooLarge), "{large}");
         }
     }
 

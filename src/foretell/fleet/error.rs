@@ -22,18 +22,24 @@ const OWN_AUTHORITY: &str = "TLS refused: the server shows an authority's own ce
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
     /// No connection: refused, unknown host, TLS.
-    #[error("cannot connect to backend `{backend}`: {detail}")]
+    #[error("cannot connect to backend `{backend}` at {url}: {detail}")]
     Connect {
         /// The backend's name.
         backend: String,
+        /// The replica's address.
+        url: String,
         /// The cause that the system reports.
         detail: String,
     },
     /// Connecting took too long.
-    #[error("connecting to backend `{backend}` took too long (TLS included, where the address is https)")]
+    #[error(
+        "connecting to backend `{backend}` at {url} took too long (TLS included, where the address is https)"
+    )]
     ConnectTimeout {
         /// The backend's name.
         backend: String,
+        /// The replica's address.
+        url: String,
     },
     /// The process had no free file descriptor for a connection until the connect timeout.
     #[error("no file descriptor is left for a connection to backend `{backend}`")]
@@ -183,14 +189,14 @@ impl SendError {
         matches!(self, Self::RequestTooLarge)
     }
 
-    pub(super) fn of_connecting(backend: &str, error: &(dyn StdError + 'static)) -> Self {
-        let backend = backend.to_owned();
+    pub(super) fn of_connecting(backend: &str, url: &str, error: &(dyn StdError + 'static)) -> Self {
+        let (backend, url) = (backend.to_owned(), url.to_owned());
         let late = find::<io::Error>(error).is_some_and(|io| io.kind() == io::ErrorKind::TimedOut);
         if late {
-            return Self::ConnectTimeout { backend };
+            return Self::ConnectTimeout { backend, url };
         }
         let detail = refused_tls(error).unwrap_or_else(|| root(error));
-        Self::Connect { backend, detail }
+        Self::Connect { backend, url, detail }
     }
 
     /// The error for a request whose body failed.

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::unix_time;
 use crate::fleet::probe::{Limits, Report};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
@@ -30,8 +31,8 @@ use foretell_engines::text::Tokenizer;
 
 pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
-use watched::Watched;
 pub use watched::shows_one;
+use watched::{ModelChange, Watched};
 
 /// The key of all learnt data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -234,7 +235,10 @@ impl Identities {
     pub fn shown(&self, replica: &Arc<Replica>) -> Option<Value> {
         let known = self.find(replica)?;
         let knowledge = known.knowledge.load();
-        Some(match &**knowledge {
+        let changed = known.model_change().map(|ModelChange { from, to, at }| {
+            json!({ "from": from, "to": to, "at": unix_time(at).as_secs_f64() })
+        });
+        let mut shown = match &**knowledge {
             ServerKnowledge::Relayed(reason, why) => {
                 json!({ "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
             }
@@ -250,7 +254,11 @@ impl Identities {
                     "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
                 })
             }
-        })
+        };
+        if let Some(shown) = shown.as_object_mut() {
+            shown.insert("model_changed".to_owned(), json!(changed));
+        }
+        Some(shown)
     }
 
     /// Measures a replica again, as soon as it is idle.

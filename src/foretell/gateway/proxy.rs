@@ -160,7 +160,7 @@ struct Why {
 }
 
 impl From<policy::Relay> for Why {
-    fn from(policy::Relay { reason, parameter, predict }: policy::Relay) -> Self {
+    fn from(policy::Relay { reason, parameter, predict, .. }: policy::Relay) -> Self {
         Self { reason, parameter, predict, predicted: None }
     }
 }
@@ -570,6 +570,7 @@ impl Proxy {
         let mut record = slot.into_record();
         let reason = why.reason;
         record.declined(reason, why.parameter);
+        record.decided_by(why.policy);
         let body = fit(&replica, &mut head, body, &self.shared.memory);
         let repeatable = Some(Replay::of(body.clone()));
         let fleet = Arc::clone(&self.shared.fleet);

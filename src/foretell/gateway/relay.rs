@@ -41,6 +41,9 @@ fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
     if let Some(reason) = so_far.reason {
         fields.insert(headers::REASON, HeaderValue::from_static(reason.name()));
     }
+    if let Some(policy) = so_far.policy.as_deref().and_then(|policy| HeaderValue::from_str(policy).ok()) {
+        fields.insert(headers::POLICY, policy);
+    }
     if let Some(parameter) = so_far.parameter.as_deref().and_then(headers::parameter) {
         fields.insert(headers::PARAMETER, parameter);
     }
@@ -216,7 +219,7 @@ impl Relay {
         body: Body,
     ) -> Result<Response<fleet::Answer>, Failure> {
         headers::frame(&mut parts, &body);
-        self.record.to(self.replica.backend());
+        self.record.to(&self.replica);
         let body = match self.limit {
             None => body,
             Some(limit) if body.size_hint().lower() > limit => return Err(Failure::BodyTooLarge { limit }),

@@ -22,6 +22,8 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
 /// The reason for that path.
 pub const REASON: HeaderName = HeaderName::from_static("x-foretell-reason");
+/// `name@revision` of the policy that decided about the request.
+pub const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
 /// The parameter or header field that is the reason.
 pub const PARAMETER: HeaderName = HeaderName::from_static("x-foretell-parameter");
 /// Longest parameter name put into a header, bytes.

@@ -182,6 +182,7 @@ impl Writer {
             match self.write(&record) {
                 Ok(()) => {
                     if failed.take().is_some() {
+                        shared.observer.note_recording(None);
                         tracing::info!(dir = %self.dir.display(), "requests are recorded again");
                     }
                     metrics.recorded("written");
@@ -189,6 +190,7 @@ impl Writer {
                 // A record that is too large says nothing about the disk.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => metrics.recorded("failed"),
                 Err(error) => {
+                    shared.observer.note_recording(Some(format!("{}: {error}", self.dir.display())));
                     if failed.replace(Instant::now()).is_none() {
                         tracing::warn!(dir = %self.dir.display(), %error, "requests are not recorded");
                     }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 pub use report::{Report, Rest, Row};
 
 use super::Finished;
-use foretell_core::words::{ClientFamily, PlainReason, Reason};
+use foretell_core::words::{ClientFamily, PlainReason, Reason, RelayReason};
 use foretell_engines::openai::{Api, Path};
 
 /// Maximum number of combinations that are counted separately; all others are one row.
@@ -28,8 +28,8 @@ struct Counts {
     all: Sum,
     /// Speculated, plain, relayed.
     paths: [Sum; 3],
-    /// Requests that may not be speculated on, by reason.
-    rest: BTreeMap<Option<Reason>, Sum>,
+    /// Requests that may not be speculated on, by reason, and by policy if that switched them off.
+    rest: BTreeMap<(Option<Reason>, String), Sum>,
     rows: HashMap<Key, Sum>,
     /// Requests without a row of their own.
     other: Sum,
@@ -123,7 +123,9 @@ impl Counts {
             Path::Relayed => relayed.add(finished),
         }
         if !is_eligible(finished) {
-            self.rest.entry(finished.reason).or_default().add(finished);
+            let by_policy = finished.reason.is_some_and(|reason| reason.name() == RelayReason::Policy.name());
+            let policy = if by_policy { finished.policy_name().to_owned() } else { String::new() };
+            self.rest.entry((finished.reason, policy)).or_default().add(finished);
         }
         self.row(Key::of(finished, route)).add(finished);
     }
@@ -140,7 +142,8 @@ impl Counts {
     fn rest(&self) -> Vec<Rest> {
         let with_tokens = self.rest.iter().filter(|(_, sum)| sum.tokens > 0);
         let mut rest: Vec<Rest> = with_tokens
-            .map(|(reason, sum)| Rest {
+            .map(|((reason, policy), sum)| Rest {
+                policy: policy.clone(),
                 reason: reason.map_or("", Reason::name).to_owned(),
                 words: reason.map_or("", Reason::words).to_owned(),
                 tokens: sum.tokens,
@@ -272,7 +275,6 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_core::words::RelayReason;
     use foretell_engines::openai::Route;
 
     fn finished(path: Path, reason: Option<Reason>, tokens: u32) -> Finished {

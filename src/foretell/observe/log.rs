@@ -85,15 +85,17 @@ fn spent(finished: &Finished, of: impl Fn(&Round) -> Duration) -> Option<f64> {
     (!finished.rounds.is_empty()).then(|| millis(finished.rounds.iter().map(of).sum()))
 }
 
-/// Logs a finished request: those that ask for text at `info`, others at `debug`. To be called in
-/// the request's span, which has its id.
+/// Logs a finished request: at `warn` if its answer broke off after a part of it was sent; else
+/// those that ask for text at `info`, others at `debug`. To be called in the request's span, which
+/// has its id.
 pub(super) fn finished(finished: &Finished) {
     // Only a lossy rule causes drift.
     let drifted = Some(finished.drift).filter(|drift| *drift != Ledger::default());
     macro_rules! line {
-        ($level:ident) => {
+        ($level:ident, $message:literal) => {
             tracing::$level!(
                 backend = finished.backend,
+                replica = Some(finished.replica.as_str()).filter(|replica| !replica.is_empty()),
                 backend_request_id = finished.backend_id,
                 model = finished.model,
                 route = finished.route.map(Api::name),
@@ -117,13 +119,15 @@ pub(super) fn finished(finished: &Finished) {
                 trace_id = finished.trace.as_ref().map(Trace::id),
                 client_gone = finished.client_gone,
                 error = finished.error,
-                "request"
+                $message
             )
         };
     }
-    if finished.route.is_some() {
-        line!(info);
+    if finished.broke_off() {
+        line!(warn, "request: the answer broke off");
+    } else if finished.route.is_some() {
+        line!(info, "request");
     } else {
-        line!(debug);
+        line!(debug, "request");
     }
 }

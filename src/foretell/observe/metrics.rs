@@ -187,6 +187,11 @@ impl Metrics {
         self.requests.hold()
     }
 
+    /// Requests in flight now.
+    pub fn requests_in_flight(&self) -> i64 {
+        self.requests.in_flight()
+    }
+
     /// Counts an event stream as in flight until the result is dropped.
     pub fn hold_stream(&self) -> Held {
         self.requests.hold_stream()

@@ -14,6 +14,7 @@ use tracing::Span;
 use super::log::request_span;
 use super::text::Text;
 use super::{Finished, Held, Observer, Round};
+use crate::fleet::Replica;
 use crate::http::headers::{REQUEST_ID, is_event_stream};
 use crate::http::memory::Reservation;
 use foretell_core::session::{ActionId, Judging, Summary};
@@ -189,6 +190,11 @@ impl Record {
         self.finished.policy = Some(policy.to_owned());
     }
 
+    /// Records the policy (`name@revision`) by which a request is relayed.
+    pub fn decided_by(&mut self, policy: Option<String>) {
+        self.finished.policy = policy;
+    }
+
     /// Records the model id in the request.
     pub fn model(&mut self, model: String) {
         self.finished.model = Some(kept(model));
@@ -228,9 +234,10 @@ impl Record {
         }
     }
 
-    /// Records the name of the backend.
-    pub fn to(&mut self, backend: &str) {
-        backend.clone_into(&mut self.finished.backend);
+    /// Records the replica that it is sent to.
+    pub fn to(&mut self, replica: &Replica) {
+        replica.backend().clone_into(&mut self.finished.backend);
+        replica.label().clone_into(&mut self.finished.replica);
     }
 
     /// Records the status sent to the client.

@@ -25,7 +25,7 @@ const ERROR_BYTES: usize = 1 << 20;
 pub(super) async fn stream(unanswered: Unanswered) {
     let Unanswered { why, unsent, shared, mut slot, mut sink } = unanswered;
     slot.record.declined(why, None);
-    slot.record.to(unsent.replica.backend());
+    slot.record.to(&unsent.replica);
     let gone = sink.hung_up();
     let answered = async {
         let sent = send(unsent, &shared).await;

@@ -7,7 +7,6 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use super::sink::TRAILERS;
 use crate::http::headers;
 
-const POLICY: HeaderName = HeaderName::from_static("x-foretell-policy");
 /// Keeps a reverse proxy in front from buffering a stream.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// Value of `x-foretell-path` in the head of a stream, which is sent before it is known whether the
@@ -29,7 +28,7 @@ pub fn with<B>(
     let fields = response.headers_mut();
     fields.insert(headers::PATH, HeaderValue::from_static(path));
     if let Ok(policy) = HeaderValue::from_str(policy) {
-        fields.insert(POLICY, policy);
+        fields.insert(headers::POLICY, policy);
     }
     if let Some(reason) = reason {
         fields.insert(headers::REASON, HeaderValue::from_static(reason));

@@ -125,7 +125,7 @@ impl Run {
         let route = exchange.request.route;
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
-        record.to(exchange.replica.backend());
+        record.to(&exchange.replica);
         if self.drawn.held_back {
             record.held_back();
         }

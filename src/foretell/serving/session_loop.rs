@@ -356,7 +356,7 @@ impl SessionLoop {
     fn raise(&self, loops: bool) {
         let alarms = [(Alarm::Plateau, loops), (Alarm::Collapse, self.session.acceptance_collapsed())];
         for (alarm, _) in alarms.into_iter().filter(|(_, raised)| *raised) {
-            self.shared.observer.alarm(alarm);
+            self.shared.observer.alarm(alarm, self.slot.record.so_far());
         }
     }
 

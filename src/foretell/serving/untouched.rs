@@ -264,7 +264,7 @@ impl Work {
         let Some((session, _)) = &self.session else { return };
         self.run.remembering.learn(session.prompt(), session.output(), session.successors());
         if summary.loops {
-            self.slot.record.observer().alarm(Alarm::Plateau);
+            self.slot.record.observer().alarm(Alarm::Plateau, self.slot.record.so_far());
         }
         if let Some((gain, basis)) = summary.projected_speedup {
             self.run.drawn.would_have(gain, basis);

@@ -144,6 +144,32 @@ impl Link {
         Ok(commands.exec_async(&mut self.connection).await?)
     }
 
+    /// The store's clock, Unix milliseconds, by the id of an entry of a stream that is there for
+    /// this alone.
+    pub async fn clock(&mut self, key: &str) -> Result<u64, Fault> {
+        let mut all = redis::pipe();
+        all.cmd("DEL").arg(key).ignore();
+        all.cmd("XADD").arg(key).arg("*").arg("c").arg(1);
+        all.cmd("DEL").arg(key).ignore();
+        let (id,): (String,) = all.query_async(&mut self.connection).await?;
+        id.split('-').next().and_then(|at| at.parse().ok()).ok_or_else(|| Fault::answer("no id of a stream"))
+    }
+
+    /// Adds an entry with this one field to a stream, and returns its id.
+    pub async fn add(&mut self, stream: &str, field: &str, value: Vec<u8>) -> Result<String, Fault> {
+        let mut command = redis::cmd("XADD");
+        command.arg(stream).arg("*").arg(field).arg(value);
+        Ok(command.query_async(&mut self.connection).await?)
+    }
+
+    /// Removes keys; none is fine.
+    pub async fn remove(&mut self, keys: &[&str]) -> Result<(), Fault> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        Ok(redis::cmd("DEL").arg(keys).query_async(&mut self.connection).await?)
+    }
+
     /// Removes a key, and a member of a sorted set.
     pub async fn forget(&mut self, key: &str, set: &str, member: &str) -> Result<(), Fault> {
         let mut both = redis::pipe();

@@ -106,6 +106,20 @@ impl Status {
         state.unreadable_texts = unreadable;
     }
 
+    /// Takes the streams that were removed because something else has written to them.
+    pub(super) fn damaged(&self, streams: &[String]) {
+        let store = &self.url;
+        for stream in streams {
+            self.state.lock().count(FaultKind::Damaged);
+            tracing::warn!(
+                store,
+                stream,
+                "stream of the fleet store was damaged by another writer, and was deleted; \
+                 clears that are known here were written again"
+            );
+        }
+    }
+
     /// Takes the outcome of an exchange.
     pub(super) fn exchanged(&self, outcome: &Result<(), Fault>) {
         let mut state = self.state.lock();

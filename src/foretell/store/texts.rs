@@ -7,10 +7,14 @@
 //! carries out. An entry says which purge its sidecar had read last: a text that was written before
 //! its tenant was purged is known by that, whatever clocks say.
 //!
+//! Anyone who can write to the store can give a stream an id in the future, behind which nothing
+//! more is read, or written; all of ours come from the store's clock. Such a stream is deleted, and
+//! the purges that are known here are written again.
+//!
 //! Keys, behind the name of the fleet and the version: `texts:ID:NAME`, `purges:ID`, `tenants:ID`,
-//! where ID is a hash of the key.
+//! `clock:ID`, where ID is a hash of the key.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::link::{Entry, Link};
-use super::{Fault, WITHIN, millis};
+use super::{Fault, FaultKind, WITHIN, millis};
 use crate::clock::unix_now;
 use crate::learning::cipher::{Cipher, KeyError, SecretKey, hexadecimal};
 use crate::learning::corpus::exchange::{Exchange, LONGEST, Purge, SharedText, Wanted};
@@ -39,6 +43,9 @@ const ENTRIES: usize = 64;
 const MAX_ENTRY: usize = (LONGEST + 128) * 11 + 4_096;
 /// Maximum number of tenants whose streams are removed at once.
 const TENANTS: usize = 65_536;
+/// Maximum time by which the store's clock may have been set back: ids that lie further in its
+/// future are not its own.
+const SET_BACK: u64 = 1_000;
 /// Time after which an exchange reads no more texts; the next one goes on.
 const READ_WITHIN: Duration = Duration::from_secs(2);
 
@@ -77,6 +84,8 @@ pub struct Texts {
     purged: HashMap<Purge, Id>,
     /// The streams of texts are read in turn, from this one on.
     turn: usize,
+    /// Streams that were found damaged, and removed, since [`Self::take_damaged`].
+    damaged: Vec<String>,
 }
 
 /// Names of keys in the store.
@@ -84,6 +93,7 @@ struct Places {
     texts: String,
     purges: String,
     tenants: String,
+    clock: String,
 }
 
 /// A number from a key that all sidecars have: they recognise known text alike.
@@ -103,9 +113,25 @@ impl Texts {
         let names = key.derived("foretell tenants");
         let id = short(&key.derived("foretell key").hash(b""), 4);
         let place = |kind: &str| format!("{prefix}:{kind}:{id}");
-        let places = Places { texts: place("texts"), purges: place("purges"), tenants: place("tenants") };
+        let places = Places {
+            texts: place("texts"),
+            purges: place("purges"),
+            tenants: place("tenants"),
+            clock: place("clock"),
+        };
         let (read, purged, own) = (HashMap::new(), HashMap::new(), own.to_owned());
-        Ok(Self { corpus, cipher, names, places, own, read, last_purge: None, purged, turn: 0 })
+        let damaged = Vec::new();
+        Ok(Self { corpus, cipher, names, places, own, read, last_purge: None, purged, turn: 0, damaged })
+    }
+
+    /// The texts and purges that wait for the store, and the state of the fleet.
+    pub fn exchange(&self) -> Option<&Exchange> {
+        self.corpus.exchange()
+    }
+
+    /// The streams that were damaged, and were removed, since the last call.
+    pub fn take_damaged(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.damaged)
     }
 
     /// Carries out purges, and reads new texts. Returns the number of entries that could not be
@@ -127,14 +153,14 @@ impl Texts {
     async fn pull_purges(&mut self, link: &mut Link) -> Result<usize, Fault> {
         let kept = self.purge_kept();
         let mut last = self.last_purge.unwrap_or((millis(unix_now().saturating_sub(kept)), 0));
-        let (mut purges, mut unreadable) = (BTreeMap::new(), 0);
-        loop {
+        let (mut purges, mut unreadable, mut is_damaged) = (BTreeMap::new(), 0, false);
+        while !is_damaged {
             link.begin();
-            let read = link.entries(&[(self.places.purges.as_str(), written(last))], PURGES).await?;
-            let entries = read.into_iter().next().map(|(_, entries)| entries).unwrap_or_default();
+            let (entries, damaged) = self.read_purges(link, last).await?;
+            is_damaged = damaged;
             let number = entries.len();
             for (id, sealed) in entries {
-                last = id_of(&id)?;
+                last = id;
                 match opened::<Purge>(&self.cipher, &sealed, &self.places.purges) {
                     Some(purge) => drop(purges.insert(purge, last)),
                     None => unreadable += 1,
@@ -150,6 +176,9 @@ impl Texts {
         let oldest = millis(unix_now().saturating_sub(2 * kept));
         self.purged.retain(|_, (at, _)| *at > oldest);
         self.last_purge = Some(last);
+        if is_damaged {
+            self.renew_purges(link, &[]).await?;
+        }
         if !all.is_empty() {
             self.clear(all.clone()).await?;
             if !is_first {
@@ -157,6 +186,71 @@ impl Texts {
             }
         }
         Ok(unreadable)
+    }
+
+    /// The purges of the stream behind an id, up to those in the future, and true if the stream is
+    /// damaged.
+    async fn read_purges(&self, link: &mut Link, last: Id) -> Result<(Vec<(Id, Vec<u8>)>, bool), Fault> {
+        let stream = self.places.purges.as_str();
+        let read = match link.entries(&[(stream, written(last))], PURGES).await {
+            Ok(read) => read,
+            // The key holds other data.
+            Err(Fault { kind: FaultKind::Refused, .. }) => return Ok((Vec::new(), true)),
+            Err(fault) => return Err(fault),
+        };
+        let entries = read.into_iter().next().map(|(_, entries)| entries).unwrap_or_default();
+        self.until_future(link, entries).await
+    }
+
+    /// These entries with their ids, up to the first one in the store's future, and true if there
+    /// is one.
+    async fn until_future(
+        &self,
+        link: &mut Link,
+        entries: Vec<Entry>,
+    ) -> Result<(Vec<(Id, Vec<u8>)>, bool), Fault> {
+        let entry = |(id, value): Entry| Ok((id_of(&id)?, value));
+        let mut entries = entries.into_iter().map(entry).collect::<Result<Vec<_>, Fault>>()?;
+        // The store is asked for its clock only where this one may tell that an id is none of it.
+        let now = millis(unix_now());
+        if entries.iter().all(|((at, _), _)| *at <= now) {
+            return Ok((entries, false));
+        }
+        let limit = link.clock(&self.places.clock).await?.saturating_add(SET_BACK);
+        let good = entries.iter().position(|((at, _), _)| *at > limit);
+        entries.truncate(good.unwrap_or(entries.len()));
+        Ok((entries, good.is_some()))
+    }
+
+    /// Writes the stream of purges anew: those known here, and `more`.
+    async fn renew_purges(&mut self, link: &mut Link, more: &[Purge]) -> Result<(), Fault> {
+        let stream = self.places.purges.clone();
+        link.remove(&[&stream]).await?;
+        let mut known: Vec<(Id, Purge)> =
+            self.purged.iter().map(|(purge, id)| (*id, purge.clone())).collect();
+        known.sort_unstable();
+        let known: Vec<Purge> = known.into_iter().map(|(_, purge)| purge).collect();
+        if let Some(last) = self.add_purges(link, &known).await? {
+            // They have been carried out here.
+            self.last_purge = Some(last);
+        }
+        self.add_purges(link, more).await?;
+        self.damaged.push(stream);
+        Ok(())
+    }
+
+    /// Adds purges to the stream; returns the id of the last one.
+    async fn add_purges(&self, link: &mut Link, purges: &[Purge]) -> Result<Option<Id>, Fault> {
+        let (mut last, stream) = (None, &self.places.purges);
+        for purge in purges {
+            let entry = sealed(&self.cipher, purge, stream)?;
+            last = Some(id_of(&link.add(stream, "p", entry).await?)?);
+        }
+        let (mut pipe, kept) = (redis::pipe(), self.purge_kept());
+        pipe.cmd("XTRIM").arg(stream).arg("MINID").arg(millis(unix_now().saturating_sub(kept)));
+        pipe.cmd("PEXPIRE").arg(stream).arg(millis(kept));
+        link.run(&pipe).await?;
+        Ok(last)
     }
 
     /// Clears texts, also if the exchange ends meanwhile.
@@ -194,23 +288,25 @@ impl Texts {
     }
 
     /// Removes the streams of purged tenants, and tells all sidecars.
-    async fn push_purges(&self, link: &mut Link) -> Result<(), Fault> {
-        let Some(exchange) = self.corpus.exchange() else { return Ok(()) };
-        let purges = exchange.purges();
+    async fn push_purges(&mut self, link: &mut Link) -> Result<(), Fault> {
+        let purges = self.corpus.exchange().map(Exchange::purges).unwrap_or_default();
         if purges.is_empty() {
             return Ok(());
         }
         self.remove(link, &purges).await?;
-        let (mut pipe, stream) = (redis::pipe(), &self.places.purges);
-        for purge in &purges {
-            let entry = sealed(&self.cipher, purge, stream)?;
-            pipe.cmd("XADD").arg(stream).arg("*").arg("p").arg(entry);
+        let is_damaged = match self.add_purges(link, &purges).await {
+            Ok(None) => false,
+            Ok(Some((at, _))) => at > link.clock(&self.places.clock).await?.saturating_add(SET_BACK),
+            // There is no id behind the last one, or the key holds other data.
+            Err(Fault { kind: FaultKind::Refused, .. }) => true,
+            Err(fault) => return Err(fault),
+        };
+        if is_damaged {
+            self.renew_purges(link, &purges).await?;
         }
-        let kept = self.purge_kept();
-        pipe.cmd("XTRIM").arg(stream).arg("MINID").arg(millis(unix_now().saturating_sub(kept)));
-        pipe.cmd("PEXPIRE").arg(stream).arg(millis(kept));
-        link.run(&pipe).await?;
-        exchange.purged(&purges);
+        if let Some(exchange) = self.corpus.exchange() {
+            exchange.purged(&purges);
+        }
         Ok(())
     }
 
@@ -237,10 +333,24 @@ impl Texts {
             link.begin();
             let asked: Vec<(&str, String)> =
                 some.into_iter().map(|stream| (stream.as_str(), written(self.position(stream)))).collect();
-            for (stream, entries) in link.entries(&asked, count).await? {
+            let read = match link.entries(&asked, count).await {
+                // One of these keys holds other data.
+                Err(Fault { kind: FaultKind::Refused, .. }) => {
+                    let asked: Vec<String> = asked.into_iter().map(|(stream, _)| stream.to_owned()).collect();
+                    self.remove_damaged(link, asked).await?;
+                    continue;
+                }
+                read => read?,
+            };
+            for (stream, entries) in read {
                 let Some((stream, keys)) = wanted.get_key_value(&stream) else { continue };
+                let is_full = entries.len() == count;
+                let (entries, is_damaged) = self.until_future(link, entries).await?;
+                if is_damaged {
+                    self.remove_damaged(link, vec![stream.clone()]).await?;
+                }
                 // There may be more of it.
-                streams.extend((entries.len() == count).then_some(stream));
+                streams.extend((is_full && !is_damaged).then_some(stream));
                 let Some(missed) = self.receive(stream, keys, entries, generation).await? else {
                     // The corpus has enough to do; the next exchange goes on.
                     return Ok(unreadable);
@@ -250,6 +360,13 @@ impl Texts {
         }
         self.turn = turn + at;
         Ok(unreadable)
+    }
+
+    /// Removes streams that something else has written to.
+    async fn remove_damaged(&mut self, link: &mut Link, streams: Vec<String>) -> Result<(), Fault> {
+        link.remove(&streams.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+        self.damaged.extend(streams);
+        Ok(())
     }
 
     /// The streams that are wanted, with the keys of their texts.
@@ -274,12 +391,12 @@ impl Texts {
         &mut self,
         stream: &str,
         keys: &[Wanted],
-        entries: Vec<Entry>,
+        entries: Vec<(Id, Vec<u8>)>,
         generation: u64,
     ) -> Result<Option<usize>, Fault> {
         let (cipher, name) = (Arc::clone(&self.cipher), stream.to_owned());
         let opening = tokio::task::spawn_blocking(move || {
-            let open = |(id, sealed): Entry| (id, opened::<Text>(&cipher, &sealed, &name));
+            let open = |(id, sealed): (Id, Vec<u8>)| (id, opened::<Text>(&cipher, &sealed, &name));
             entries.into_iter().map(open).collect::<Vec<_>>()
         });
         let entries = opening.await.map_err(|error| Fault::answer(error.to_string()))?;
@@ -289,7 +406,6 @@ impl Texts {
         let (now, mut last, mut unreadable) = (millis(unix_now()), None, 0);
         let mut texts = Vec::new();
         for (id, text) in entries {
-            let id = id_of(&id)?;
             last = Some(id);
             let Some(text) = text else {
                 unreadable += 1;
@@ -320,14 +436,26 @@ impl Texts {
     }
 
     /// Writes the texts that wait.
-    async fn push_texts(&self, link: &mut Link) -> Result<(), Fault> {
+    async fn push_texts(&mut self, link: &mut Link) -> Result<(), Fault> {
         let Some(exchange) = self.corpus.exchange() else { return Ok(()) };
         let texts = exchange.texts();
         let Some(last) = texts.last().map(|(number, _)| *number) else { return Ok(()) };
         let number = texts.len();
-        let pipe = self.writing(texts.into_iter().map(|(_, text)| text).collect()).await?;
-        link.run(&pipe).await?;
-        exchange.written(last);
+        let texts: Vec<SharedText> = texts.into_iter().map(|(_, text)| text).collect();
+        let name = |text: &SharedText| self.name(text.key.tenant.as_deref().unwrap_or_default());
+        let streams: BTreeSet<String> = texts.iter().map(|text| self.stream(&name(text))).collect();
+        let pipe = self.writing(texts).await?;
+        match link.run(&pipe).await {
+            // There is no id behind the last one of a stream, or a key holds other data.
+            Err(Fault { kind: FaultKind::Refused, .. }) => {
+                self.remove_damaged(link, streams.into_iter().collect()).await?;
+                link.run(&pipe).await?;
+            }
+            run => run?,
+        }
+        if let Some(exchange) = self.corpus.exchange() {
+            exchange.written(last);
+        }
         self.corpus.sent(number);
         Ok(())
     }

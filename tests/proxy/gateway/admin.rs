@@ -137,6 +137,7 @@ async fn the_mode_is_switched_at_run_time_and_nonsense_is_refused() {
         r#"{"mode":"on"}"#,
         r#"{"mode":"off","backend":"who"}"#,
         r#"{"mode":"off","ttl":"5"}"#,
+        r#"{"mode":"off","ttl":"18446744073709551615ms"}"#,
         "",
         r#"{"mode":"off","x":1}"#,
     ] {
@@ -155,6 +156,18 @@ async fn configured(server: &Server, policies: &File) -> Running {
     let process = process::parse("f", &text).unwrap();
     let policies = load_policies(&process).unwrap();
     app::start(process, policies).await.unwrap()
+}
+
+#[tokio::test]
+async fn readyz_names_an_outage_in_the_words_of_the_page() {
+    let server = backend().await;
+    let (gateway, address) = house::before(server.address).await;
+    assert_eq!(get(&gateway, "/readyz").await.text(), "ready");
+    drop(server);
+    Wire::connect(address).await.ask(post("/v1/completions", "", b"{}")).await;
+    let answer = get(&gateway, "/readyz").await;
+    assert_eq!((answer.head.status(), answer.text()), (200, "ready; outage: b".to_owned()));
+    assert_eq!(get(&gateway, "/api/status").await.json()["out"], json!(["b"]));
 }
 
 #[tokio::test]

@@ -34,6 +34,7 @@ async fn a_backend_that_is_not_there_is_a_502() {
     let (gateway, address) = house::before(gone).await;
     let answer = Wire::connect(address).await.ask(post("/v1/completions", "", b"{}")).await;
     is_openai_error(&answer, 502, "backend_unreachable");
+    assert!(answer.text().contains(&format!("http://{gone}")), "{}", answer.text());
     assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
     let metrics = gateway.shared.observer.metrics().text();
     assert!(

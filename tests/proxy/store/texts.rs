@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::house::{Server, until, until_fault, until_up};
+use super::house::{Server, lines, until, until_fault, until_sidecars, until_up};
 use crate::client::{Answer, Ask, metric};
 use crate::fakes::vllm::Vllm;
 use crate::fakes::{Fake, Pace};
@@ -231,6 +231,77 @@ async fn texts_that_are_cleared_at_one_sidecar_are_gone_from_all_and_from_the_st
     let third = sidecar(&engine, &server.url(), &key, true).await;
     send(&third, TENANT, 7).await;
     share(&first, &third, 60).await;
+}
+
+/// Ids in the future behind which nothing is read, or can be written, and a key of another type.
+const DAMAGES: [&[&str]; 3] = [
+    &["XADD", "KEY", "18446744073709551615-18446744073709551615", "p", "junk"],
+    &["XADD", "KEY", "9999999999999-7", "p", "junk"],
+    &["EVAL", "redis.call('DEL', KEYS[1]); redis.call('SET', KEYS[1], 'junk')", "1", "KEY"],
+];
+
+/// Clears at a sidecar, again if the store takes longer than the answer waits.
+async fn clear(proxy: &Proxy, query: &str) -> Value {
+    let begun = Instant::now();
+    loop {
+        let answer = proxy.post(&format!("/api/corpus/clear{query}")).await.json();
+        if answer["fleet"]["store"] == "written" {
+            return answer;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{answer}\n{}", proxy.log());
+    }
+}
+
+fn damage(server: &Server, key: &str, command: &[&str]) {
+    let words: Vec<&str> = command.iter().map(|word| if *word == "KEY" { key } else { *word }).collect();
+    server.command(&words);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_another_writer_has_damaged_is_renewed_and_a_clear_reaches_all() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
+    let key = key(folder.path(), 'a');
+    let [first, second] = pair(&engine, &server, &key).await;
+    let fleet = server.keys("foretell:1:texts:*")[0].split(':').nth(3).unwrap().to_owned();
+    for (command, number) in DAMAGES.iter().zip([200, 300, 400]) {
+        damage(&server, &format!("foretell:1:purges:{fleet}"), command);
+        clear(&first, &format!("?tenant={TENANT}")).await;
+        until_texts(&second, TENANT, 0).await;
+        until_texts(&first, TENANT, 0).await;
+        // The next texts are read again, also where their streams are damaged.
+        share(&first, &second, number).await;
+        for stream in server.keys("foretell:1:texts:*") {
+            damage(&server, &stream, command);
+        }
+        share(&first, &second, number + 50).await;
+    }
+    assert_eq!(texts(&second, "other").await, 2, "no other tenant is cleared");
+    assert!(
+        lines(&first, "was damaged by another writer") + lines(&second, "was damaged by another writer") > 3
+    );
+    until_fault(&first, "damaged").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clear_says_which_steps_of_it_are_open() {
+    let Some(mut server) = Server::start(&[]).await else { return };
+    let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
+    let key = key(folder.path(), 'a');
+    let [first, second] = pair(&engine, &server, &key).await;
+    until_sidecars(&first, 1).await;
+    let cleared = clear(&first, &format!("?tenant={TENANT}")).await;
+    let fleet = &cleared["fleet"];
+    assert_eq!(fleet["sidecars"], 1, "{cleared}");
+    assert!(fleet["open"][0].as_str().unwrap().starts_with("1 other sidecar"), "{cleared}");
+    until_texts(&second, TENANT, 0).await;
+    server.stop().await;
+    until_up(&first, false).await;
+    let waiting = first.post("/api/corpus/clear").await.json();
+    let fleet = &waiting["fleet"];
+    assert_eq!(fleet["store"], "waiting", "{waiting}");
+    let open = fleet["open"][0].as_str().unwrap();
+    assert!(open.contains("does not have it yet (") && open.contains("refused"), "{waiting}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

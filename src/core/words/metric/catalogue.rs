@@ -153,7 +153,7 @@ sections! {
             "Time since the measurements of other sidecars were last read; before the first time, since the start.";
         gauge STORE_SIDECARS = "foretell_store_sidecars" [] "Other sidecars whose measurements were read the last time.";
         counter STORE_ERRORS = "foretell_store_errors_total" ["kind"]
-            "Exchanges that failed: no connection (`connect`), no answer in time (`timeout`), login refused (`password`), no memory left (`full`), another refusal (`refused`), unreadable `answer`; or that found sidecars of another `version`.";
+            "Exchanges that failed: no connection (`connect`), no answer in time (`timeout`), login refused (`password`), no memory left (`full`), another refusal (`refused`), unreadable `answer`; or that found sidecars of another `version`, or a stream that another writer has `damaged`.";
     }
     "Is the proxy healthy" {
         histogram OVERHEAD = "foretell_overhead_seconds" ["stage"] in WORK

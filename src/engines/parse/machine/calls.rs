@@ -3,10 +3,17 @@
 use super::{Event, Machine, Slot, some};
 use crate::parse::arguments::{self, Arguments, Converted};
 use crate::parse::grammar::Names;
+use crate::parse::growing::NameSearch;
 use crate::parse::python::{self, Unread, Value};
-use crate::parse::{Call, Unsure, hermes};
+use crate::parse::{Call, Unsure, steps};
 
 use foretell_core::session::parse::CallDelta;
+
+/// Bytes that the conversions of a call may read whatever its length: those of a kilobyte, piece by
+/// piece.
+const CONVERTED_FREELY: usize = 256 << 10;
+/// Bytes that they may read besides for each byte of its arguments.
+const CONVERTED_PER_BYTE: usize = 64;
 
 impl Machine {
     /// A whole call; `None` if the server drops it.
@@ -24,7 +31,7 @@ impl Machine {
             _ if raw.is_empty() => "{}".to_owned(),
             Arguments::Json if is_mistral => first_value(raw)?.to_owned(),
             Arguments::Json => raw.to_owned(),
-            _ => self.convert(&slot.arguments, false).map_err(|_| Unsure)?.json,
+            _ => self.convert(slot, false).map_err(|_| Unsure)?.json,
         };
         if !self.accepts(&name) {
             return Ok(None);
@@ -40,7 +47,10 @@ impl Machine {
             Event::CallStart => self.slots.push(Slot::default()),
             Event::Name(text) => self.slot(|slot| slot.name.push_str(&text)),
             Event::Argument(text) => self.on_argument(&text, calls),
-            Event::CallEnd => self.on_end(calls),
+            Event::CallEnd => {
+                self.on_end(calls);
+                self.note_end();
+            }
             _ => {}
         }
     }
@@ -60,22 +70,35 @@ impl Machine {
             }
             return;
         }
+        let Some(header) = self.header() else { return };
         let names = self.setup.grammar.names;
-        let is_inside = slot.name.is_empty() && names != Names::Mistral;
-        let header = if is_inside { inner_name(&slot.arguments) } else { Some(slot.name.clone()) };
-        let Some(header) = header else { return };
-        let is_kimi = names == Names::Kimi;
-        let (id, name) = match self.read_name(&header) {
-            Some(read) => read,
-            None if is_kimi => return self.slot(|slot| slot.name.clear()),
-            None => return,
-        };
-        if self.accepts(&name) {
-            self.name(id, &name);
-            let has_piece = matches!(names, Names::Kimi | Names::Mistral);
-            let piece = if has_piece { text.to_owned() } else { String::new() };
-            self.piece(calls, Some(name), piece);
+        match self.read_name(&header) {
+            Some((id, name)) if self.accepts(&name) => {
+                self.name(id, &name);
+                let has_piece = matches!(names, Names::Kimi | Names::Mistral);
+                let piece = if has_piece { text.to_owned() } else { String::new() };
+                self.piece(calls, Some(name), piece);
+            }
+            // The arguments may have another name.
+            None if names == Names::Kimi => self.slot(|slot| {
+                slot.is_refused = slot.name.is_empty();
+                slot.name.clear();
+            }),
+            _ => self.slot(|slot| slot.is_refused = true),
         }
+    }
+
+    /// The text of the newest call's name, which is all there when its arguments begin; without
+    /// any, a name inside the arguments. `None` if it is not known yet, or was refused.
+    fn header(&mut self) -> Option<String> {
+        let is_inside = self.setup.grammar.names != Names::Mistral;
+        let slot = self.slots.last_mut().filter(|slot| !slot.is_refused)?;
+        if !slot.name.is_empty() || !is_inside {
+            return Some(slot.name.clone());
+        }
+        let name = slot.inner_name.find(&slot.arguments, true)?.to_owned();
+        slot.is_refused = name.is_empty();
+        some(name)
     }
 
     fn on_end(&mut self, calls: &mut Vec<CallDelta>) {
@@ -96,6 +119,17 @@ impl Machine {
         if let Some(name) = name.filter(|name| self.accepts(name)) {
             self.name(id, &name);
             self.piece(calls, Some(name), rest);
+        }
+    }
+
+    /// Notes the call that ended, for [`Self::convert`].
+    fn note_end(&mut self) {
+        let last = self.slots.len().saturating_sub(1);
+        if self.setup.grammar.arguments == Arguments::Dsml
+            && let Some(slot) = self.slots.last()
+        {
+            steps::read(slot.arguments.len());
+            self.first_with.entry(slot.arguments.clone()).or_insert(last);
         }
     }
 
@@ -131,19 +165,22 @@ impl Machine {
         is_known && (!name.is_empty() || self.setup.grammar.names == Names::Mistral)
     }
 
-    fn convert(&self, raw: &str, is_partial: bool) -> Result<Converted, Unread> {
+    /// The JSON of a call's arguments. The server finds the function by them: the first call with
+    /// the same ones has its name.
+    fn convert(&self, slot: &Slot, is_partial: bool) -> Result<Converted, Unread> {
+        let raw = slot.arguments.as_str();
         let Converted { json, open } = self.setup.grammar.arguments.convert(raw, is_partial)?;
         if self.setup.grammar.arguments != Arguments::Dsml || self.setup.tools.is_empty() {
             return Ok(Converted { json, open });
         }
-        let name = self.slots.iter().find(|slot| slot.arguments == raw).map(|slot| slot.name.as_str());
-        let properties = name.and_then(|name| arguments::properties(&self.setup.tools, name));
+        let first = self.first_with.get(raw).and_then(|&first| self.slots.get(first)).unwrap_or(slot);
+        let properties = arguments::properties(&self.setup.tools, &first.name);
         Ok(Converted { json: arguments::unwrap(json, properties)?, open })
     }
 
     /// JSON of a call's arguments so far.
     fn fixed(&self, slot: &Slot, is_partial: bool) -> Result<Converted, Unread> {
-        let Converted { json, open } = self.convert(&slot.arguments, is_partial)?;
+        let Converted { json, open } = self.convert(slot, is_partial)?;
         if slot.name.is_empty() {
             return Ok(Converted { json, open });
         }
@@ -163,6 +200,9 @@ impl Machine {
         if let Some(piece) = self.added(text) {
             return some(piece);
         }
+        if !self.may_convert() {
+            return None;
+        }
         let fixed = self.fixed(self.slots.last()?, true);
         let Converted { json, open } = fixed.map_err(|_| self.is_sure = false).ok()?;
         let slot = self.slots.last_mut()?;
@@ -175,12 +215,25 @@ impl Machine {
         some(piece)
     }
 
+    /// True if all arguments may be converted again with a piece. The server does it with every
+    /// piece. Of long arguments, several pieces are converted together here, so that all
+    /// conversions of a call read [`CONVERTED_PER_BYTE`] times as much as it has: the client gets
+    /// the same text a little later.
+    fn may_convert(&mut self) -> bool {
+        let Some(slot) = self.slots.last_mut() else { return false };
+        let length = slot.arguments.len();
+        let is_due = slot.converted + length <= CONVERTED_FREELY + CONVERTED_PER_BYTE * length;
+        slot.converted += if is_due { length } else { 0 };
+        is_due
+    }
+
     /// The JSON that a piece adds to an argument that is a text; `None` if all has to be converted
     /// again. A client may send a whole file as one argument, so that each piece must not cost more
     /// than the one before.
     fn added(&mut self, text: &str) -> Option<String> {
         let slot = self.slots.last_mut()?;
         let from = slot.open.take()?;
+        steps::read(slot.arguments.len() - from);
         if arguments::may_hold_tag(slot.arguments.get(from..)?) {
             return None;
         }
@@ -235,7 +288,7 @@ fn inner_call(slot: &Slot) -> Result<Option<Call>, Unsure> {
 
 /// A name inside arguments: `"name": "…"`.
 fn inner_name(arguments: &str) -> Option<String> {
-    hermes::find_name(arguments, true).filter(|name| !name.is_empty()).map(str::to_owned)
+    NameSearch::default().find(arguments, true).filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
 /// `functions.NAME:INDEX` at the start of a header.

@@ -10,8 +10,12 @@ const body = (id) => byId(id).tBodies[0];
 /** The most important problem, in a few words; `null` if there is none. */
 function trouble(status) {
   if (status.draining) return "draining";
-  const out = status.out.length > 0 ? `outage: ${status.out.join(", ")}` : status.unready;
-  return [out, status.synchronized === false ? "files not in force" : null].filter(Boolean).join("; ") || null;
+  const out = status.out.length > 0 ? `outage: ${status.out.join(", ")}` : null;
+  const files = status.synchronized === false ? "the configuration's files are not in force" : null;
+  const wrong = [out, files].filter(Boolean);
+  // The words of /readyz.
+  if (status.unready !== null) return status.unready;
+  return wrong.length > 0 ? ["ready", ...wrong].join("; ") : null;
 }
 
 export function top(status) {
@@ -19,7 +23,7 @@ export function top(status) {
   const state = trouble(status) ?? "ready";
   say(byId("state"), state);
   name(byId("state"), "class", `chip ${state === "ready" ? "good" : "bad"}`);
-  const title = state === "ready" ? "Foretell" : `${state} – Foretell`;
+  const title = state === "ready" ? "Foretell" : `${state.replace(/^ready; /, "")} – Foretell`;
   if (document.title !== title) document.title = title;
   const { mode, ends_in_seconds: rest } = status.mode.process;
   say(byId("mode"), `mode ${mode}${rest === null ? "" : `, for ${duration(rest)} more`}`);
@@ -142,9 +146,15 @@ export function helping(status, span) {
 
 // ------------------------------------------------------------------------------------------------ wrong
 
+/** What to do about a problem, by the name of its alert. */
+const RUNBOOKS = "https://github.com/foretell-proxy/foretell/blob/main/docs";
+const runbook = (file, alert) => `${RUNBOOKS}/${file}.md#${alert.toLowerCase()}`;
+/** Time for which a change of the model at an address is shown. */
+const CHANGED_SECONDS = 86400;
+
 export function wrong(status, replicas, policies) {
   const found = [];
-  const add = (level, key, text) => found.push({ level, key, text });
+  const add = (level, key, text, href = null) => found.push({ level, key, text, href });
   if (status.draining) add("bad", "draining", "The process drains: it takes no new requests.");
   else if (status.unready !== null) add("bad", "unready", `Not ready: ${status.unready}.`);
   if (status.synchronized === false) {
@@ -152,12 +162,17 @@ export function wrong(status, replicas, policies) {
     add("bad", "files", `The configuration files on disk are not in force${problems > 0 ? `: ${problems} ${problems === 1 ? "problem" : "problems"}, listed below` : ""}.`);
   }
   for (const backend of status.out) {
-    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; requests to it fail.`);
+    const ready = status.unready === null && !status.draining ? " /readyz still says ready, because ready.require_backend is false." : "";
+    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; requests to it fail.${ready}`, runbook("runbooks-service", "ForetellReplicaDown"));
   }
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
-      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} is ${replica.state}${cause}`);
+      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} at ${replica.url} is ${replica.state}${cause}`, replica.state === "disabled" ? null : runbook("runbooks-service", "ForetellReplicaDown"));
+    }
+    const changed = replica.model_changed ?? null;
+    if (changed !== null && status.now - changed.at < CHANGED_SECONDS) {
+      add("warn", `model ${replica.name}`, `The model at ${replica.url} (${replica.name}) changed from ${changed.from} to ${changed.to} ${ago(status.now - changed.at)}.`);
     }
     for (const { route, cause } of replica.unreadable) {
       add("bad", `unreadable ${replica.name} ${route}`, `Replica ${replica.name}: answers of ${route} cannot be read (${cause}). Its requests are passed through. Look for a gateway between Foretell and the engine that rewrites answers.`);
@@ -167,6 +182,7 @@ export function wrong(status, replicas, policies) {
   for (const { policy, backend, closed } of comparisons(status)) {
     if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; it is retried later.`);
   }
+  if (status.recording !== null) add("bad", "recording", `Requests are not recorded: ${status.recording}`, runbook("runbooks-service", "ForetellRecordingFails"));
   const { failed, completions, left } = status.lately;
   if (failed > 0) add("warn", "failed", `${whole(failed)} of ${whole(completions)} completions of the last 15 min ended with an error.`);
   if (left > 0) add("warn", "left", `${whole(left)} of ${whole(completions)} clients of the last 15 min left before the end of their answer.`);
@@ -177,12 +193,15 @@ export function wrong(status, replicas, policies) {
   problems(byId("problems"), found, "No known problems.");
 }
 
-/** A list of `{ level, key, text }`; `none` is shown if it is empty. */
+/** A list of `{ level, key, text, href }`, where `href` says what to do; `none` is shown if it is empty. */
 export function problems(node, found, none) {
   const shown = found.length > 0 || none === null ? found : [{ level: "good", key: "none", text: none }];
-  const make = () => element("li", {});
+  const make = () => element("li", {}, element("span", {}), " ", element("a", { rel: "noreferrer", target: "_blank" }));
   list(node, shown, (each) => each.key, make, (item, each) => {
-    say(item, each.text);
+    const [text, link] = item.children;
+    say(text, each.text);
+    say(link, each.href ? "What to do" : "");
+    name(link, "href", each.href ?? null);
     name(item, "class", each.level);
   });
 }

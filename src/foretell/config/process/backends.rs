@@ -512,8 +512,8 @@ fn windows() -> Kind<Option<Windows>> {
             "off" => return Some(None),
             both => both.split_once('/')?,
         };
-        let window = values::duration(window).filter(|window| !window.is_zero())?;
-        let every = values::duration(every).filter(|every| *every > window)?;
+        let window = values::duration(window).ok().filter(|window| !window.is_zero())?;
+        let every = values::duration(every).ok().filter(|every| *every > window)?;
         Some(Some(Windows { window, every }))
     };
     let read = move |node: &Node| {

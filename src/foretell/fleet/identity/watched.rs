@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -79,11 +79,21 @@ pub fn shows_one(engine: &Engine) -> bool {
     engine.started.is_some() || engine.methods.is_empty() || engine.methods == [VerifyMethod::Native]
 }
 
+/// A change of the model at an address.
+#[derive(Clone, Debug)]
+pub(super) struct ModelChange {
+    pub(super) from: String,
+    pub(super) to: String,
+    pub(super) at: SystemTime,
+}
+
 /// One replica and what is known about it.
 pub(super) struct Watched {
     pub(super) replica: Arc<Replica>,
     asking: RecognitionSettings,
     pub(super) knowledge: ArcSwap<ServerKnowledge>,
+    /// The model that answered last, and the last change of it.
+    model: Mutex<(Option<String>, Option<ModelChange>)>,
     /// Number of times that it has become unreachable.
     away: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
@@ -112,6 +122,7 @@ impl Watched {
             replica,
             asking,
             knowledge: ArcSwap::from_pointee(unknown),
+            model: Mutex::default(),
             away: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             one: Mutex::default(),
@@ -202,6 +213,7 @@ impl Watched {
         match asked {
             Ok(identity) => {
                 if before.as_ref().is_none_or(|before| before.is_news(&identity)) {
+                    self.note_model(&identity.epoch.model);
                     tracing::info!(
                         replica = self.replica.label(),
                         dialect = identity.engine.dialect.name(),
@@ -231,6 +243,27 @@ impl Watched {
             }
             Err(unknown) => self.unknown(unknown, before.is_some()),
         }
+    }
+
+    /// Stores the model that answers, and warns if another one did before.
+    fn note_model(&self, model: &str) {
+        let mut noted = self.model.lock();
+        let before = noted.0.replace(model.to_owned());
+        if let Some(before) = before.filter(|before| before != model) {
+            tracing::warn!(
+                replica = self.replica.label(),
+                url = self.replica.url(),
+                from = before,
+                to = model,
+                "the model at this address changed"
+            );
+            noted.1 = Some(ModelChange { from: before, to: model.to_owned(), at: SystemTime::now() });
+        }
+    }
+
+    /// The last change of the model at its address.
+    pub(super) fn model_change(&self) -> Option<ModelChange> {
+        self.model.lock().1.clone()
     }
 
     /// Stores that it was not recognised; `before`: it was known until now.

@@ -248,16 +248,16 @@ impl Replica {
         let mut without_descriptor = false;
         let reached = self.reach(&mut without_descriptor);
         let stream = tokio::time::timeout(self.settings.connect_timeout, reached).await;
-        let backend = name.clone();
+        let (backend, url) = (name.clone(), self.url());
         let stream = stream
             .map_err(|_| {
                 if without_descriptor {
                     SendError::NoDescriptor { backend }
                 } else {
-                    SendError::ConnectTimeout { backend }
+                    SendError::ConnectTimeout { backend, url: url.to_owned() }
                 }
             })?
-            .map_err(|error| SendError::of_connecting(name, error.as_ref()))?;
+            .map_err(|error| SendError::of_connecting(name, url, error.as_ref()))?;
         self.connects.observe(begun.elapsed().as_secs_f64());
         Link::new(stream).await.map_err(|error| SendError::of_call(name, &error, false))
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use foretell_core::draft::corpus::{Key, Part};
 use foretell_core::units::{Tick, TokenId};
@@ -52,6 +53,8 @@ pub type Purge = Option<String>;
 #[derive(Debug, Default)]
 pub struct Exchange {
     state: Mutex<State>,
+    /// A purge waits.
+    purges: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +68,20 @@ struct State {
     purges: VecDeque<Purge>,
     /// The id of each key's model, and when a request last used the key.
     wanted: HashMap<Key, (Arc<str>, Tick)>,
+    /// Number of the other sidecars, and the cause of the last exchange's failure.
+    others: usize,
+    fault: Option<String>,
+}
+
+/// The steps of a purge in the fleet that are open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenPurge {
+    /// The store has it.
+    pub is_written: bool,
+    /// Why the last exchange with the store failed.
+    pub fault: Option<String>,
+    /// Number of the other sidecars: each carries it out at its next exchange.
+    pub others: usize,
 }
 
 impl State {
@@ -156,6 +173,30 @@ impl Exchange {
             state.purges.push_back(None);
         }
         state.purges.push_back(purge);
+        drop(state);
+        self.purges.notify_one();
+    }
+
+    /// Resolves once a purge was left.
+    pub async fn purge_waits(&self) {
+        self.purges.notified().await;
+    }
+
+    /// Takes the outcome of an exchange: the cause of its failure.
+    pub fn exchanged(&self, fault: Option<String>) {
+        self.state.lock().fault = fault;
+    }
+
+    /// Takes the number of other sidecars.
+    pub fn note_others(&self, others: usize) {
+        self.state.lock().others = others;
+    }
+
+    /// The steps of a purge that are open.
+    pub fn open_steps(&self, purge: &Purge) -> OpenPurge {
+        let state = self.state.lock();
+        let is_written = !state.purges.contains(purge) && !state.purges.contains(&None);
+        OpenPurge { is_written, fault: state.fault.clone(), others: state.others }
     }
 
     /// The purges that wait, the oldest first. They wait until [`Self::purged`].

@@ -246,6 +246,8 @@ fn a_full_disk_stops_recording_and_is_counted() {
     drop(records);
     writer.run(&inbox, &shared);
     assert!(observer.metrics().text().contains(r#"foretell_recorded_requests_total{result="failed"} 2"#));
+    let fault = observer.recording_fault().unwrap();
+    assert!(fault.starts_with(&settings.dir.display().to_string()) && fault.contains("space"), "{fault}");
     assert_eq!(shared.waiting.into_inner(), 0);
     assert!(full.exists(), "a device is not removed");
 }

@@ -36,6 +36,8 @@ pub struct Report {
 pub struct Rest {
     /// The reason, as in metrics.
     pub reason: String,
+    /// The policy that is the reason; empty if none is.
+    pub policy: String,
     /// The reason in plain words.
     pub words: String,
     /// Output tokens.
@@ -89,8 +91,9 @@ impl Report {
         if let Some(speedup) = self.expected_speedup {
             let _ = write!(said, "; expected {speedup:.1}×");
         }
-        if let Some(Rest { reason, share, .. }) = self.rest.first() {
-            let _ = write!(said, "; the largest rest: {reason}, {}", percent(*share));
+        if let Some(Rest { reason, policy, share, .. }) = self.rest.first() {
+            let policy = if policy.is_empty() { String::new() } else { format!(" {policy}") };
+            let _ = write!(said, "; the largest rest: {reason}{policy}, {}", percent(*share));
         }
         said
     }

@@ -100,6 +100,10 @@ impl RequestMetrics {
         Held::new(&self.in_flight)
     }
 
+    pub(super) fn in_flight(&self) -> i64 {
+        self.in_flight.get()
+    }
+
     pub(super) fn hold_stream(&self) -> Held {
         Held::new(&self.streams)
     }
@@ -142,7 +146,7 @@ impl RequestMetrics {
         if finished.client_gone {
             self.disconnects.inc();
         }
-        if finished.error.is_some() && finished.first_byte.is_some() {
+        if finished.broke_off() {
             self.broken.inc();
         }
         self.times(finished, path);
