@@ -115,7 +115,7 @@ pub fn run(args: &CorpusArgs, out: &mut dyn Write) -> Exit {
 }
 
 fn age(text: &str) -> Result<Duration, String> {
-    values::duration(text).ok_or_else(|| r"allowed \d+(ms|s|m|h)".to_owned())
+    values::duration_or_why(text)
 }
 
 impl Recording {

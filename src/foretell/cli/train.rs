@@ -188,8 +188,10 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Exit {
 }
 
 fn budget(text: &str) -> Result<Duration, String> {
-    let duration = values::duration(text).filter(|duration| !duration.is_zero());
-    duration.ok_or_else(|| r"allowed \d+(ms|s|m|h), more than 0".to_owned())
+    match values::duration_or_why(text)? {
+        Duration::ZERO => Err("it must be more than 0".to_owned()),
+        duration => Ok(duration),
+    }
 }
 
 fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {

@@ -88,6 +88,14 @@ pub fn path() -> Kind<PathBuf> {
 
 /// One of these words.
 pub fn word<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T> {
+    word_or_hint(words, &[])
+}
+
+/// One of these words. `hints` has words that are used elsewhere, and what to write here instead.
+pub fn word_or_hint<T: Copy + PartialEq>(
+    words: &'static [(&'static str, T)],
+    hints: &'static [(&'static str, &'static str)],
+) -> Kind<T> {
     let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
     let schema = json!({ "enum": names });
     let read = move |node: &Node| {
@@ -101,7 +109,7 @@ pub fn word<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T>
             _ => return Err(refusal),
         };
         let found = words.iter().find(|(name, _)| name == text);
-        found.map(|(_, value)| *value).ok_or_else(|| refusal.near(text, &names))
+        found.map(|(_, value)| *value).ok_or_else(|| refusal.near(text, &names).hinted(text, hints))
     };
     let show = |value: &T| {
         words.iter().find(|(_, other)| other == value).map_or(Json::Null, |(name, _)| json!(name))
@@ -109,11 +117,16 @@ pub fn word<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T>
     Kind::new(schema, read).shown(show)
 }
 
+/// An inclusive range in words.
+pub fn between(least: impl Display, most: impl Display) -> String {
+    format!("{least} to {most}")
+}
+
 /// A whole number in an inclusive range.
 pub fn whole<T: TryFrom<i64> + Display>(range: RangeInclusive<i64>) -> Kind<T> {
     let schema = json!({ "type": "integer", "minimum": range.start(), "maximum": range.end() });
     let read = move |node: &Node| {
-        let allowed = format!("{}..={}", range.start(), range.end());
+        let allowed = between(range.start(), range.end());
         let Value::Whole(value) = node.value else { return Err(Refusal::new("wrong type", allowed)) };
         let value =
             Some(value).filter(|value| range.contains(value)).and_then(|value| T::try_from(value).ok());
@@ -126,7 +139,7 @@ pub fn whole<T: TryFrom<i64> + Display>(range: RangeInclusive<i64>) -> Kind<T> {
 pub fn number(range: RangeInclusive<f64>) -> Kind<f64> {
     let schema = json!({ "type": "number", "minimum": range.start(), "maximum": range.end() });
     let read = move |node: &Node| {
-        let allowed = format!("{}..={}", range.start(), range.end());
+        let allowed = between(range.start(), range.end());
         let value = match node.value {
             Value::Whole(value) => value as f64,
             Value::Number(value) => value,
@@ -142,7 +155,7 @@ pub fn ratio() -> Kind<f64> {
     number(0.0..=1.0)
 }
 
-/// A duration, `\d+(ms|s|m|h)`; zero is allowed.
+/// A duration, such as `30s`; zero is allowed.
 pub fn duration() -> Kind<Duration> {
     Kind::new(json!({ "type": "string", "pattern": r"^\d+(ms|s|m|h)$" }), duration_of).shown(show_duration)
 }
@@ -158,10 +171,17 @@ pub fn period() -> Kind<Duration> {
 
 fn duration_of(node: &Node) -> Result<Duration, Refusal> {
     match &node.value {
-        Value::Text(text) => values::duration(text),
-        _ => None,
+        Value::Text(text) => values::duration_or_why(text).map_err(Refusal::sentence),
+        _ => Err(without_unit(node, "a duration", values::DURATIONS)),
     }
-    .ok_or_else(|| Refusal::new("not a duration", r"\d+(ms|s|m|h)"))
+}
+
+/// The refusal of a value that is no text: a number lacks its unit.
+fn without_unit(node: &Node, wanted: &str, examples: &str) -> Refusal {
+    match node.value {
+        Value::Whole(count) => Refusal::sentence(values::no_unit(count, examples)),
+        _ => Refusal::new("wrong type", format!("{wanted} such as {examples}")),
+    }
 }
 
 fn show_duration(duration: &Duration) -> Json {
@@ -176,17 +196,15 @@ pub fn shown(duration: Duration) -> String {
     format!("{}{name}", millis / unit)
 }
 
-/// A size, `\d+(B|KiB|MiB|GiB)`, of at least one byte; the result is in bytes.
+/// A size, such as `64MiB`, of at least one byte; the result is in bytes.
 pub fn size<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Kind<T> {
     let read = |node: &Node| {
-        let size = match &node.value {
-            Value::Text(text) => values::size(text),
-            _ => None,
+        let Value::Text(text) = &node.value else {
+            return Err(without_unit(node, "a size", values::SIZES));
         };
-        match size {
-            None => Err(Refusal::new("not a size", r"\d+(B|KiB|MiB|GiB)")),
-            Some(0) => Err(Refusal::new("out of range", "at least 1B")),
-            Some(size) => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
+        match values::size_or_why(text).map_err(Refusal::sentence)? {
+            0 => Err(Refusal::new("out of range", "at least 1B")),
+            size => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
         }
     };
     let show = |size: &T| {

@@ -7,7 +7,13 @@ use std::time::Duration;
 
 pub use foretell_engines::policy::{Glob, Revision};
 
-/// Parses a duration, `\d+(ms|s|m|h)`; `None` if it is malformed or too large.
+/// Durations, as examples for messages.
+pub const DURATIONS: &str = "200ms, 30s, 5m or 1h";
+/// Sizes, as examples for messages.
+pub const SIZES: &str = "512KiB, 64MiB or 2GiB";
+
+/// Parses a duration: a whole number and `ms`, `s`, `m` or `h`; `None` if it is malformed or too
+/// large.
 pub fn duration(text: &str) -> Option<Duration> {
     let (count, unit) = number_and_unit(text)?;
     let millis = match unit {
@@ -20,7 +26,36 @@ pub fn duration(text: &str) -> Option<Duration> {
     count.checked_mul(millis).map(Duration::from_millis)
 }
 
-/// Parses a size, `\d+(B|KiB|MiB|GiB)`, into bytes; `None` if it is malformed or too large.
+/// Parses a duration as [`duration`] does.
+///
+/// # Errors
+/// The sentence says what is wrong with it, and how a duration is written.
+pub fn duration_or_why(text: &str) -> Result<Duration, String> {
+    duration(text).ok_or_else(|| why_not(text, "a duration", DURATIONS))
+}
+
+/// Parses a size as [`size`] does.
+///
+/// # Errors
+/// The sentence says what is wrong with it, and how a size is written.
+pub fn size_or_why(text: &str) -> Result<u64, String> {
+    size(text).ok_or_else(|| why_not(text, "a size", SIZES))
+}
+
+fn why_not(text: &str, wanted: &str, examples: &str) -> String {
+    match text.parse::<u64>() {
+        Ok(count) => no_unit(count, examples),
+        Err(_) => format!("{text:?} is not {wanted}; write for example {examples}"),
+    }
+}
+
+/// The sentence about a number that lacks its unit.
+pub fn no_unit(count: impl std::fmt::Display, examples: &str) -> String {
+    format!("{count} has no unit; write for example {examples}")
+}
+
+/// Parses a size, a whole number and `B`, `KiB`, `MiB` or `GiB`, into bytes; `None` if it is
+/// malformed or too large.
 pub fn size(text: &str) -> Option<u64> {
     let (count, unit) = number_and_unit(text)?;
     let bytes = match unit {
