@@ -82,7 +82,10 @@ type Terms = &'static [(&'static str, &'static str)];
 const EXITS: Terms = &[
     ("0", "Success"),
     ("1", "It could not start, or a server gave no answer"),
-    ("2", "A required figure was not met (bench --require), a demo text differed, or a probe measured too little"),
+    (
+        "2",
+        "A required figure was not met (bench --require), a demo text differed, or a probe measured too little",
+    ),
     ("64", "The configuration or the command line is wrong"),
 ];
 
@@ -202,8 +205,17 @@ mod tests {
         assert!(said.all(|meaning| first.contains(meaning)) && first.contains("ORT_DYLIB_PATH"), "{first}");
         for name in ["serve", "check", "explain"] {
             let page = help(Some(name)).replace('\n', " ");
-            let flags =
-                ["config", "backend", "dialect", "listen", "admin", "mode", "policies", "log-level", "log-format"];
+            let flags = [
+                "config",
+                "backend",
+                "dialect",
+                "listen",
+                "admin",
+                "mode",
+                "policies",
+                "log-level",
+                "log-format",
+            ];
             for flag in flags {
                 let variable = format!("[env: FORETELL_{}]", flag.replace('-', "_").to_uppercase());
                 assert!(page.contains(&variable), "{name} {variable}");

@@ -317,7 +317,10 @@ impl Configured {
         }
         match &self.process.mode_source {
             Some(source) => {
-                tracing::info!(mode = mode.name(), "{source} sets the mode: that of the config file has no effect");
+                tracing::info!(
+                    mode = mode.name(),
+                    "{source} sets the mode: that of the config file has no effect"
+                );
             }
             None => {
                 shared.modes.set_base(mode);

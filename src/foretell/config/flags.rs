@@ -7,8 +7,8 @@ use super::kind::{parse_address, parse_base};
 use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{
-    Backend, Connect, Dialect, Load, MODE_HINTS, MODES, LogFormat, LogLevel, Model, Process, Replicas, ServedModel,
-    TokenizerSource, VerifyLimits,
+    Backend, Connect, Dialect, Load, LogFormat, LogLevel, MODE_HINTS, MODES, Model, Process, Replicas,
+    ServedModel, TokenizerSource, VerifyLimits,
 };
 use super::values::Glob;
 use super::yaml::quote;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::problem::Refusal;
+use super::problem::{GOT, Refusal};
 use super::values;
 use super::yaml::{Node, Value};
 use crate::http::is_callable;
@@ -171,15 +171,19 @@ pub fn period() -> Kind<Duration> {
 
 fn duration_of(node: &Node) -> Result<Duration, Refusal> {
     match &node.value {
-        Value::Text(text) => values::duration_or_why(text).map_err(Refusal::sentence),
-        _ => Err(without_unit(node, "a duration", values::DURATIONS)),
+        Value::Text(text) => values::duration(text),
+        _ => None,
     }
+    .ok_or_else(|| no_quantity(node, "a duration", values::DURATIONS))
 }
 
-/// The refusal of a value that is no text: a number lacks its unit.
-fn without_unit(node: &Node, wanted: &str, examples: &str) -> Refusal {
-    match node.value {
-        Value::Whole(count) => Refusal::sentence(values::no_unit(count, examples)),
+/// The refusal of a value that is not a number with a unit.
+fn no_quantity(node: &Node, wanted: &str, examples: &str) -> Refusal {
+    match &node.value {
+        Value::Whole(_) => Refusal::sentence(values::no_quantity(GOT, true, wanted, examples)),
+        Value::Text(text) => {
+            Refusal::sentence(values::no_quantity(GOT, values::is_bare(text), wanted, examples))
+        }
         _ => Refusal::new("wrong type", format!("{wanted} such as {examples}")),
     }
 }
@@ -199,12 +203,14 @@ pub fn shown(duration: Duration) -> String {
 /// A size, such as `64MiB`, of at least one byte; the result is in bytes.
 pub fn size<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Kind<T> {
     let read = |node: &Node| {
-        let Value::Text(text) = &node.value else {
-            return Err(without_unit(node, "a size", values::SIZES));
+        let size = match &node.value {
+            Value::Text(text) => values::size(text),
+            _ => None,
         };
-        match values::size_or_why(text).map_err(Refusal::sentence)? {
-            0 => Err(Refusal::new("out of range", "at least 1B")),
-            size => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
+        match size {
+            None => Err(no_quantity(node, "a size", values::SIZES)),
+            Some(0) => Err(Refusal::new("out of range", "at least 1B")),
+            Some(size) => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
         }
     };
     let show = |size: &T| {

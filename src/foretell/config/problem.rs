@@ -8,6 +8,9 @@ use super::named::Named;
 /// The path of a whole document.
 pub const DOCUMENT: &str = "(document)";
 
+/// Stands in a sentence for the value that was found, which may have to be hidden.
+pub const GOT: &str = "{got}";
+
 /// One problem with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -73,7 +76,7 @@ impl Problem {
     pub fn explanation(&self) -> String {
         let Self { message, allowed, got, .. } = self;
         let sentence = match allowed.as_str() {
-            "" => message.clone(),
+            "" => message.replace(GOT, got),
             _ => format!("{message}, allowed {allowed}, got {got}"),
         };
         match &self.suggestion {
@@ -158,7 +161,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal whose sentence says all: the value, and what to write instead.
+    /// A refusal whose sentence says all: the value, as [`GOT`], and what to write instead.
     pub fn sentence(sentence: impl Into<String>) -> Self {
         Self { message: sentence.into(), allowed: String::new(), suggestion: None }
     }

@@ -26,32 +26,23 @@ pub fn duration(text: &str) -> Option<Duration> {
     count.checked_mul(millis).map(Duration::from_millis)
 }
 
-/// Parses a duration as [`duration`] does.
+/// Parses a duration of the command line as [`duration`] does.
 ///
 /// # Errors
 /// The sentence says what is wrong with it, and how a duration is written.
 pub fn duration_or_why(text: &str) -> Result<Duration, String> {
-    duration(text).ok_or_else(|| why_not(text, "a duration", DURATIONS))
+    duration(text).ok_or_else(|| no_quantity(text, is_bare(text), "a duration", DURATIONS))
 }
 
-/// Parses a size as [`size`] does.
-///
-/// # Errors
-/// The sentence says what is wrong with it, and how a size is written.
-pub fn size_or_why(text: &str) -> Result<u64, String> {
-    size(text).ok_or_else(|| why_not(text, "a size", SIZES))
+/// True if the text is a number without a unit.
+pub fn is_bare(text: &str) -> bool {
+    text.parse::<u64>().is_ok()
 }
 
-fn why_not(text: &str, wanted: &str, examples: &str) -> String {
-    match text.parse::<u64>() {
-        Ok(count) => no_unit(count, examples),
-        Err(_) => format!("{text:?} is not {wanted}; write for example {examples}"),
-    }
-}
-
-/// The sentence about a number that lacks its unit.
-pub fn no_unit(count: impl std::fmt::Display, examples: &str) -> String {
-    format!("{count} has no unit; write for example {examples}")
+/// The sentence about a value that is not a number with a unit; `bare`: only its unit is missing.
+pub fn no_quantity(got: &str, bare: bool, wanted: &str, examples: &str) -> String {
+    let wrong = if bare { "has no unit".to_owned() } else { format!("is not {wanted}") };
+    format!("{got} {wrong}; write for example {examples}")
 }
 
 /// Parses a size, a whole number and `B`, `KiB`, `MiB` or `GiB`, into bytes; `None` if it is

@@ -502,7 +502,10 @@ fn curve(most: f64) -> Kind<Vec<(f64, f64)>> {
     });
     let read = move |node: &Node| {
         let refusal = || {
-            Refusal::new("not a curve", format!("[[x, y], ...] with x rising from 0 to {most}, and y from 0 to 1"))
+            Refusal::new(
+                "not a curve",
+                format!("[[x, y], ...] with x rising from 0 to {most}, and y from 0 to 1"),
+            )
         };
         let Value::List(points) = &node.value else { return Err(refusal()) };
         let point = |point: &Node| match &point.value {
