@@ -228,6 +228,18 @@ mod tests {
     }
 
     #[test]
+    fn an_explanation_needs_a_request_or_the_traffic_and_not_both() {
+        let told = |args: &[&str]| {
+            let line = [&["foretell", "explain"], args].concat();
+            command().try_get_matches_from(line).map_err(|error| error.to_string())
+        };
+        let neither = told(&[]).unwrap_err();
+        assert!(neither.contains("--request <FILE>") && neither.contains("--traffic"), "{neither}");
+        assert!(told(&["--request", "f", "--traffic"]).is_err());
+        assert!(told(&["--request", "f"]).is_ok() && told(&["--traffic"]).is_ok());
+    }
+
+    #[test]
     fn defaults_in_the_help_are_those_of_an_empty_process_file() {
         let process = crate::config::Process::default();
         assert_eq!(process.listen.first().unwrap().address.to_string(), "127.0.0.1:8080");

@@ -398,12 +398,10 @@ impl SpeculationController {
         });
         self.booked(tokens, draft.len(), lost, now);
         if let Some(streak) = &mut self.streak {
-            streak.rounds += 1;
+            let number = streak.ended_round(draft.is_empty());
             if streak.first {
-                let number = streak.rounds;
                 self.control.with(|learnt| learnt.costs.tried(number, learnt.concurrency.ours()));
             }
-            streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
         }
     }
 
@@ -527,9 +525,9 @@ impl SpeculationController {
     /// Starts a streak of rounds.
     pub fn enter(&mut self, now: Tick) {
         (self.virtual_round, self.uncounted) = (None, None);
-        let (trial, untried) = self
-            .control
-            .with(|learnt| (!learnt.costs.verify_measured(self.way()), learnt.costs.is_untried()));
+        let (way, control) = (self.way(), &self.control);
+        let (trial, untried) =
+            control.with(|learnt| (!learnt.costs.verify_measured(way), learnt.costs.is_untried()));
         self.streak = Some(Streak::new(now, trial, untried && self.is_chosen()));
     }
 

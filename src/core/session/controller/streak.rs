@@ -34,6 +34,13 @@ impl Streak {
         Self { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial, first }
     }
 
+    /// Notes the end of a round; returns its number.
+    pub fn ended_round(&mut self, empty: bool) -> u32 {
+        self.rounds += 1;
+        self.gap = if empty { self.gap + 1 } else { 0 };
+        self.rounds
+    }
+
     /// True while it goes on to measure the cost of a verify request.
     pub fn tries(self) -> bool {
         self.trial && self.rounds < TRIAL
