@@ -88,7 +88,7 @@ impl Outcome {
         }
     }
 
-    /// What the operator should do next, if the outcome is not final.
+    /// The operator's next step, if the outcome is not final.
     fn next(&self, within: Duration) -> Option<String> {
         let Self::Report(report) = self else { return None };
         let longer = within.as_secs().max(1).saturating_mul(MORE_TIME);
