@@ -1,7 +1,7 @@
 //! The command line: one file per command, one meaning per exit code.
 //!
-//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a comparison fell short,
-//! 64 bad configuration or usage.
+//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a figure or a comparison
+//! is not as required, 64 bad configuration or usage.
 
 pub mod access;
 mod admin_port;
@@ -75,24 +75,44 @@ pub const VERSION: &str = match option_env!("FORETELL_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
-/// Last paragraph of every help page.
-const EXITS: &str = "Exit codes: 0 success; 1 it could not start, or a server gave no answer; 2 a comparison fell short; \
-    64 the configuration or the command line is wrong";
+/// A section of help and manual pages: terms, and what they mean.
+type Terms = &'static [(&'static str, &'static str)];
 
-/// Environment section of the first help page.
-const ENVIRONMENT: &str = "\
-Environment:
-  FORETELL_CONFIG, FORETELL_LISTEN …  Flags of serve, check, explain and drain; a flag takes precedence
-  FORETELL_MODELS                     Folder of the bundled models, for demo
-  ORT_DYLIB_PATH                      ONNX Runtime's library, for target, demo and models in the proxy
-  NO_COLOR                            No colours; they are only used on a terminal
-  NOTIFY_SOCKET, WATCHDOG_USEC        Set by a service manager, to which serve reports its state";
+/// The exit codes, on every page.
+const EXITS: Terms = &[
+    ("0", "Success"),
+    ("1", "It could not start, or a server gave no answer"),
+    (
+        "2",
+        "A required figure was not met (bench --require), a demo text differed, or a probe measured too little",
+    ),
+    ("64", "The configuration or the command line is wrong"),
+];
+
+/// The environment, on the first page.
+const ENVIRONMENT: Terms = &[
+    (
+        "FORETELL_CONFIG, FORETELL_LISTEN …",
+        "Flags of serve, check, explain and drain; a flag takes precedence",
+    ),
+    ("FORETELL_MODELS", "Folder of the bundled models, for demo"),
+    ("ORT_DYLIB_PATH", "ONNX Runtime's library, for target, demo and models in the proxy"),
+    ("NO_COLOR", "No colours; they are only used on a terminal"),
+    ("NOTIFY_SOCKET, WATCHDOG_USEC", "Set by a service manager, to which serve reports its state"),
+];
+
+/// A section of a help page.
+fn section(heading: &str, terms: Terms) -> String {
+    let width = terms.iter().map(|(term, _)| term.chars().count()).max().unwrap_or_default();
+    let line = |(term, meaning): &(&str, &str)| format!("\n  {term:<width$}  {meaning}");
+    format!("{heading}:{}", terms.iter().map(line).collect::<String>())
+}
 
 /// The whole command line, as it is parsed, completed and described.
 pub(crate) fn command() -> clap::Command {
-    let whole = Cli::command();
-    let environment = format!("{ENVIRONMENT}\n\n{EXITS}");
-    whole.mut_subcommands(|command| command.after_help(EXITS)).after_help(environment)
+    let (whole, exits) = (Cli::command(), section("Exit codes", EXITS));
+    let environment = format!("{}\n\n{exits}", section("Environment", ENVIRONMENT));
+    whole.mut_subcommands(|command| command.after_help(exits.clone())).after_help(environment)
 }
 
 /// Parses an address to listen on.
@@ -177,14 +197,25 @@ mod tests {
     fn every_help_page_has_exit_codes_and_settings_with_variables_and_defaults() {
         let whole = command();
         for sub in whole.get_subcommands() {
-            assert!(help(Some(sub.get_name())).contains(EXITS), "{}", sub.get_name());
+            let page = help(Some(sub.get_name()));
+            assert!(EXITS.iter().all(|(_, meaning)| page.contains(meaning)), "{page}");
         }
         let first = help(None);
-        assert!(first.contains(EXITS) && first.contains("ORT_DYLIB_PATH"), "{first}");
+        let mut said = EXITS.iter().chain(ENVIRONMENT).map(|(_, meaning)| meaning);
+        assert!(said.all(|meaning| first.contains(meaning)) && first.contains("ORT_DYLIB_PATH"), "{first}");
         for name in ["serve", "check", "explain"] {
             let page = help(Some(name)).replace('\n', " ");
-            let flags =
-                ["config", "backend", "dialect", "listen", "admin", "policies", "log-level", "log-format"];
+            let flags = [
+                "config",
+                "backend",
+                "dialect",
+                "listen",
+                "admin",
+                "mode",
+                "policies",
+                "log-level",
+                "log-format",
+            ];
             for flag in flags {
                 let variable = format!("[env: FORETELL_{}]", flag.replace('-', "_").to_uppercase());
                 assert!(page.contains(&variable), "{name} {variable}");
@@ -194,6 +225,18 @@ mod tests {
                 assert!(page.contains(said), "{name}: {said}");
             }
         }
+    }
+
+    #[test]
+    fn an_explanation_needs_a_request_or_the_traffic_and_not_both() {
+        let told = |args: &[&str]| {
+            let line = [&["foretell", "explain"], args].concat();
+            command().try_get_matches_from(line).map_err(|error| error.to_string())
+        };
+        let neither = told(&[]).unwrap_err();
+        assert!(neither.contains("--request <FILE>") && neither.contains("--traffic"), "{neither}");
+        assert!(told(&["--request", "f", "--traffic"]).is_err());
+        assert!(told(&["--request", "f"]).is_ok() && told(&["--traffic"]).is_ok());
     }
 
     #[test]

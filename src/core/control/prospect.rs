@@ -204,8 +204,8 @@ pub struct Judgement {
     pub pays: Option<bool>,
     /// The same in a sentence for the operator.
     pub words: String,
-    /// The recommended policy, as text of a policy file.
-    pub policy: String,
+    /// The recommended policy, as text of a policy file; `None` if too little is known.
+    pub policy: Option<String>,
 }
 
 /// Judges the measurements. `known`: the verification methods that the server has.
@@ -214,18 +214,19 @@ pub fn judge(measured: &Measured, known: &[VerifyMethod]) -> Judgement {
     let most = ACCEPTANCES.into_iter().fold(0.0, f64::max);
     let high = prospects.iter().filter(|prospect| prospect.acceptance >= most);
     let Some(best) = high.max_by(|a, b| a.gain.total_cmp(&b.gain)) else {
-        let words = if known.is_empty() {
-            "No verification method: this server cannot be asked to verify; it is relayed.".to_owned()
+        let (words, policy) = if known.is_empty() {
+            let words = "No verification method: this server cannot be asked to verify; it is relayed.";
+            (words, Some(policy(None, true)))
         } else {
-            "Unknown: too little could be measured to predict a gain.".to_owned()
+            ("Unknown: too little could be measured to predict a gain.", None)
         };
-        return Judgement { pays: None, words, policy: policy(None, known.is_empty()) };
+        return Judgement { pays: None, words: words.to_owned(), policy };
     };
     if best.gain >= MIN_GAIN {
         let words = some(&prospects, best);
-        return Judgement { pays: Some(true), words, policy: policy(Some(best.gamma), false) };
+        return Judgement { pays: Some(true), words, policy: Some(policy(Some(best.gamma), false)) };
     }
-    Judgement { pays: Some(false), words: nothing(measured, best, most), policy: policy(None, true) }
+    Judgement { pays: Some(false), words: nothing(measured, best, most), policy: Some(policy(None, true)) }
 }
 
 /// The speedup of the best method, in words for the operator. A speedup only where nearly every
@@ -337,7 +338,7 @@ mod tests {
         assert!(
             judgement.words.contains(&format!("up to {gain:.1}x at acceptance 0.9 with `score`, gamma 8"))
         );
-        assert!(judgement.policy.contains("mode: auto"));
+        assert!(judgement.policy.unwrap().contains("mode: auto"));
     }
 
     #[test]
@@ -366,7 +367,7 @@ mod tests {
         assert!(judgement.words.starts_with(
             "Speculation will probably not pay here: one round of 4 costs 6.2 steps with `score`"
         ));
-        assert!(judgement.policy.contains("mode: plain"));
+        assert!(judgement.policy.unwrap().contains("mode: plain"));
     }
 
     /// Rounds of `steps` plain steps, whatever is drafted, at acceptances 0.5, 0.7 and 0.9.

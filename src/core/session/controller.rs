@@ -7,6 +7,7 @@ mod ahead;
 mod choose;
 mod model;
 mod slot;
+mod streak;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use self::ahead::AheadDrafts;
 pub use self::ahead::{AHEAD_MAX, Ahead};
 use self::slot::{ModelDrafter, SessionDrafter, counted_for};
+use self::streak::Streak;
 use super::Balance;
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
@@ -69,29 +71,6 @@ pub struct Took {
     pub turn: Turn,
 }
 
-/// Consecutive rounds, from leaving plain decoding to returning to it.
-#[derive(Clone, Copy, Debug)]
-struct Streak {
-    /// End of the last round, or start of the streak.
-    since: Tick,
-    rounds: u32,
-    /// Consecutive empty rounds.
-    gap: usize,
-    /// Plain tokens lost since the best moment of the streak: the CUSUM of its losses.
-    lost: f64,
-    /// The first verify request has been answered: its time shows the cost of switching.
-    switched: bool,
-    /// Started where no verify request was measured: it goes on until one is.
-    trial: bool,
-}
-
-impl Streak {
-    /// True while it goes on to measure the cost of a verify request.
-    fn tries(&self) -> bool {
-        self.trial && self.rounds < TRIAL
-    }
-}
-
 /// Minimum first tokens of a source that must have been observed (decayed count) before it is
 /// trusted.
 const EVIDENCE: f64 = 4.0;
@@ -100,14 +79,8 @@ const EVIDENCE: f64 = 4.0;
 const PROMPT_CHUNK_TOKENS: usize = 1024;
 /// After `n` consecutive failures, `FAULT_BACKOFF_TOKENS << n` tokens are decoded plainly.
 const FAULT_BACKOFF_TOKENS: usize = 16;
-/// Plain tokens that a streak may lose from its best moment on before it ends: a sequential test,
-/// so that a run of bad luck does not end a session that pays, and a change of text does.
-const MAX_LOSS: f64 = 20.0;
 /// An engine is busy if a verify request is expected to take this share of its timeout.
 const BUSY: f64 = 0.125;
-/// Rounds of a streak that starts where no verify request was measured: the first one pays for the
-/// switch, and one of the other two may have met a hiccup.
-const TRIAL: u32 = 3;
 /// Tokens for which drafts are as short as one that the engine had no room for: its slots are
 /// divided among its requests, and the bound of `min_tokens` moves with the output.
 const CUT_FOR: usize = 64;
@@ -425,8 +398,10 @@ impl SpeculationController {
         });
         self.booked(tokens, draft.len(), lost, now);
         if let Some(streak) = &mut self.streak {
-            streak.rounds += 1;
-            streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
+            let number = streak.ended_round(draft.is_empty());
+            if streak.first {
+                self.control.with(|learnt| learnt.costs.tried(number, learnt.concurrency.ours()));
+            }
         }
     }
 
@@ -468,10 +443,9 @@ impl SpeculationController {
         self.balance
     }
 
-    /// True if the streak has lost more than chance explains. A trial goes on until it has a
-    /// measurement.
+    /// True if the streak has lost more than chance explains.
     fn has_lost(&self) -> bool {
-        self.streak.is_some_and(|streak| streak.lost >= MAX_LOSS && !streak.tries())
+        self.streak.is_some_and(Streak::has_lost)
     }
 
     /// Takes the cost of a verify request: by the method and with the nodes that were sent.
@@ -551,8 +525,10 @@ impl SpeculationController {
     /// Starts a streak of rounds.
     pub fn enter(&mut self, now: Tick) {
         (self.virtual_round, self.uncounted) = (None, None);
-        let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
-        self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial });
+        let (way, control) = (self.way(), &self.control);
+        let (trial, untried) =
+            control.with(|learnt| (!learnt.costs.verify_measured(way), learnt.costs.is_untried()));
+        self.streak = Some(Streak::new(now, trial, untried && self.is_chosen()));
     }
 
     /// Ends speculation. Time waited in vain since the last round is lost.

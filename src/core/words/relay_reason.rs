@@ -133,7 +133,9 @@ impl RelayReason {
             Self::UnknownParameter => "a parameter is not known",
             Self::DefaultsUnknown => "the server's own sampling defaults are not known",
             Self::Structured => "constrained output restarts with every call",
-            Self::Tools => "tool calls are parsed by the backend (docs/parsers.md)",
+            Self::Tools => {
+                "the server parses tool calls, and no parser for them is configured here (docs/parsers.md)"
+            }
             Self::Reasoning => "reasoning is changed or parsed by the backend (docs/parsers.md)",
             Self::Multimodal => "content other than text",
             Self::Choices => "more than one choice or prompt",

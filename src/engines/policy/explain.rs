@@ -337,9 +337,9 @@ fn relayed(reason: RelayReason, findings: &[Finding]) -> String {
     let told = findings.iter().rev().find(|finding| finding.result == StepResult::Relay(reason));
     let words = told.map_or(reason.words(), |finding| finding.words.as_str());
     if words.starts_with("because") {
-        format!("it is relayed {words}")
+        format!("passed through unchanged {words}")
     } else {
-        format!("it is relayed: {words}")
+        format!("passed through unchanged: {words}")
     }
 }
 

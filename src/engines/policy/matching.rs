@@ -45,11 +45,12 @@ impl Bounds {
 
 impl fmt::Display for Bounds {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(min) = self.min {
-            write!(formatter, "{min}")?;
+        match (self.min, self.max) {
+            (Some(min), Some(max)) => write!(formatter, "from {min} to {max}"),
+            (Some(min), None) => write!(formatter, "from {min}"),
+            (None, Some(max)) => write!(formatter, "up to {max}"),
+            (None, None) => write!(formatter, "to all"),
         }
-        write!(formatter, "..=")?;
-        self.max.map_or(Ok(()), |max| write!(formatter, "{max}"))
     }
 }
 
@@ -75,9 +76,9 @@ pub struct Subject<'a> {
 /// A condition that does not hold or is not known to hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Name of the field under `match`.
-    pub field: &'static str,
-    /// The policy's requirement.
+    /// The property of the request, such as `temperature`.
+    pub field: String,
+    /// The policy's requirement, with a preposition: `up to 0`, `to chat or completions`.
     pub wanted: String,
     /// The request's value; the error says why it is not known.
     pub got: Result<String, &'static str>,
@@ -87,10 +88,18 @@ impl fmt::Display for Mismatch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, wanted, got } = self;
         match got {
-            Ok(got) => write!(formatter, "{field} wants {wanted}, got {got}"),
-            Err(why) => write!(formatter, "{field} wants {wanted}, and the request's is not known: {why}"),
+            Ok(got) => write!(formatter, "{field} is {got}; this policy applies only {wanted}"),
+            Err(why) => {
+                write!(formatter, "{field} is not known ({why}); this policy applies only {wanted}")
+            }
         }
     }
+}
+
+/// A requirement that lists the values that match.
+fn to_one_of<T: AsRef<str>>(values: impl IntoIterator<Item = T>) -> String {
+    let values: Vec<String> = values.into_iter().map(|value| value.as_ref().to_owned()).collect();
+    if values.is_empty() { "to none".to_owned() } else { format!("to {}", values.join(" or ")) }
 }
 
 impl Match {
@@ -116,8 +125,8 @@ impl Match {
     /// Every condition that does not hold or is not known to hold.
     pub fn mismatches(&self, subject: &Subject<'_>) -> Vec<Mismatch> {
         let fields = [
-            glob_mismatch("models", self.models.as_deref(), subject.model),
-            glob_mismatch("backends", self.backends.as_deref(), subject.backend),
+            glob_mismatch("model", self.models.as_deref(), subject.model),
+            glob_mismatch("backend", self.backends.as_deref(), subject.backend),
             self.tenant_mismatch(subject.tenant),
             self.route_mismatch(subject.api),
             self.temperature_mismatch(subject.temperature),
@@ -136,13 +145,13 @@ impl Match {
     fn tenant_mismatch(&self, tenant: Option<&str>) -> Option<Mismatch> {
         let wanted = self.tenants.as_ref().filter(|_| !self.tenant_holds(tenant))?;
         let got = tenant.unwrap_or("none").to_owned();
-        Some(Mismatch { field: "tenants", wanted: wanted.join("|"), got: Ok(got) })
+        Some(Mismatch { field: "tenant".to_owned(), wanted: to_one_of(wanted), got: Ok(got) })
     }
 
     fn route_mismatch(&self, api: Api) -> Option<Mismatch> {
         let wanted = self.routes.as_ref().filter(|routes| !routes.contains(&api))?;
-        let wanted = wanted.iter().map(|api| api.name()).collect::<Vec<_>>().join("|");
-        Some(Mismatch { field: "routes", wanted, got: Ok(api.name().to_owned()) })
+        let wanted = to_one_of(wanted.iter().map(|api| api.name()));
+        Some(Mismatch { field: "route".to_owned(), wanted, got: Ok(api.name().to_owned()) })
     }
 
     /// Without bounds every temperature matches, even an unknown one.
@@ -160,14 +169,16 @@ impl Match {
             (_, Fact::Known(temperature)) => Ok(temperature.to_string()),
             (_, Fact::Unknown(why)) => Err(why),
         };
-        Some(Mismatch { field: "temperature", wanted: self.temperature.to_string(), got })
+        Some(Mismatch { field: "temperature".to_owned(), wanted: self.temperature.to_string(), got })
     }
 
     fn prompt_mismatch(&self, tokens: usize) -> Option<Mismatch> {
         let wanted = self.prompt_tokens;
-        let mismatch =
-            || Mismatch { field: "prompt_tokens", wanted: wanted.to_string(), got: Ok(tokens.to_string()) };
-        (!wanted.contains(tokens as f64)).then(mismatch)
+        (!wanted.contains(tokens as f64)).then(|| Mismatch {
+            field: "prompt_tokens".to_owned(),
+            wanted: wanted.to_string(),
+            got: Ok(tokens.to_string()),
+        })
     }
 }
 
@@ -177,8 +188,8 @@ fn glob_holds(wanted: Option<&[Glob]>, got: &str) -> bool {
 
 fn glob_mismatch(field: &'static str, wanted: Option<&[Glob]>, got: &str) -> Option<Mismatch> {
     let globs = wanted.filter(|_| !glob_holds(wanted, got))?;
-    let wanted = globs.iter().map(Glob::as_str).collect::<Vec<_>>().join("|");
-    Some(Mismatch { field, wanted, got: Ok(got.to_owned()) })
+    let wanted = to_one_of(globs.iter().map(Glob::as_str));
+    Some(Mismatch { field: field.to_owned(), wanted, got: Ok(got.to_owned()) })
 }
 
 fn texts<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str> {
@@ -193,7 +204,7 @@ fn header_mismatch(headers: &HeaderMap, name: &str, wanted: &[String]) -> Option
     let mismatch = || {
         let got: Vec<&str> = texts(headers, name).collect();
         let got = if got.is_empty() { "none".to_owned() } else { got.join(", ") };
-        Mismatch { field: "headers", wanted: format!("{name}: {}", wanted.join("|")), got: Ok(got) }
+        Mismatch { field: format!("header {name}"), wanted: to_one_of(wanted), got: Ok(got) }
     };
     (!header_holds(headers, name, wanted)).then(mismatch)
 }

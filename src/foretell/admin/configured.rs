@@ -72,8 +72,8 @@ pub struct Configured {
 struct Last {
     /// The files that it read.
     files: Option<Files>,
-    /// The mode that the process file set.
-    mode: Mode,
+    /// The mode in the config file; `None` before it was read, where a flag or variable sets it.
+    mode: Option<Mode>,
     /// It was refused, and changed nothing.
     refused: bool,
     /// Warnings about the policies that it has put in force.
@@ -109,7 +109,8 @@ impl Configured {
         let warnings = process.policies_read.and_then(|_| Files::read(&process).ok());
         let warnings = warnings.and_then(|files| parse_with_warnings(&files.policies, &process).ok());
         let warnings = warnings.map(|(_, warnings)| warnings).unwrap_or_default();
-        let last = Mutex::new(Last { files: None, mode: process.mode, refused: false, warnings });
+        let mode = process.mode_source.is_none().then_some(process.mode);
+        let last = Mutex::new(Last { files: None, mode, refused: false, warnings });
         let configured = Self { process, known, last, refused: Mutex::default() };
         configured.show(observer, true, true);
         configured
@@ -315,14 +316,32 @@ impl Configured {
             // Drops drafters that were loaded for the refused policies.
             self.known.drafters.retain(&self.known.policies.current());
         })?;
-        let ((mode, pending), warnings) = checked.unwrap_or(((last.mode, Vec::new()), Vec::new()));
+        let ((mode, pending), warnings) = checked.unwrap_or_default();
         last.warnings = warnings;
         self.known.drafters.retain(&self.known.policies.current());
-        if std::mem::replace(&mut last.mode, mode) != mode {
-            shared.modes.set_base(mode);
-            tracing::info!(mode = mode.name(), "the process file sets another mode");
-        }
+        self.take_mode(mode, last, shared);
         Ok(pending)
+    }
+
+    /// Puts a changed mode of the config file in force, unless a flag or variable sets the mode.
+    fn take_mode(&self, mode: Option<Mode>, last: &mut Last, shared: &Shared) {
+        let Some(mode) = mode else { return };
+        let Some(before) = last.mode.replace(mode) else { return };
+        if before == mode {
+            return;
+        }
+        match &self.process.mode_source {
+            Some(source) => {
+                tracing::info!(
+                    mode = mode.name(),
+                    "{source} sets the mode: that of the config file has no effect"
+                );
+            }
+            None => {
+                shared.modes.set_base(mode);
+                tracing::info!(mode = mode.name(), "the config file sets another mode");
+            }
+        }
     }
 
     /// The problem that all policy files are gone, which usually means that new ones are about to
@@ -336,17 +355,18 @@ impl Configured {
         Problem::new(folder, None, "policies.dir", refusal, "none")
     }
 
-    /// The mode that the process file sets, and its edited settings that only a restart can change.
-    fn check_process(&self, edited: Option<&str>) -> Result<(Mode, Vec<Problem>), Vec<Problem>> {
+    /// The mode in the config file (`None` without one), and its edited settings that only a
+    /// restart can change.
+    fn check_process(&self, edited: Option<&str>) -> Result<(Option<Mode>, Vec<Problem>), Vec<Problem>> {
         let (Some(file), Some(edited)) = (&self.process.file, edited) else {
-            return Ok((self.process.mode, Vec::new()));
+            return Ok((None, Vec::new()));
         };
         let name = file.path.display().to_string();
         let parsed = crate::config::process::parse_all(&name, edited, &Environment);
         if !parsed.problems.is_empty() {
             return Err(parsed.problems);
         }
-        Ok((parsed.process.mode, difference::refused(&name, &file.text, edited)?))
+        Ok((Some(parsed.process.mode), difference::refused(&name, &file.text, edited)?))
     }
 
     fn build(&self, policies: &PolicySet) -> Result<(), Vec<Problem>> {

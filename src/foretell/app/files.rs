@@ -66,8 +66,8 @@ fn no_backend(attempt: &Attempt) -> Option<Problem> {
     if !attempt.process.backends.is_empty() || !attempt.problems.is_empty() {
         return None;
     }
-    let refusal = Refusal::new("no backend", "at least one in the process file, or --backend URL");
-    Some(Problem::new(process_file(&attempt.process), None, "backends", refusal, "none"))
+    let refusal = Refusal::sentence("no backend configured: add one under `backends`, or pass --backend URL");
+    Some(Problem::new(process_file(&attempt.process), None, "backends", refusal, String::new()))
 }
 
 /// The problem with a named file, if it has one.

@@ -206,10 +206,10 @@ impl BenchArgs {
     fn bench(&self) -> Result<Bench, Unusable> {
         let value = |flag, allowed, got: String| Err(Unusable::Value { flag, allowed, got });
         if let Some(clients) = self.concurrency.iter().find(|&&clients| !(1..=1024).contains(&clients)) {
-            return value("concurrency", "1..=1024", clients.to_string());
+            return value("concurrency", "1 to 1024", clients.to_string());
         }
         if let Some(temperature) = self.temperature.iter().find(|&&t| !(0.0..=2.0).contains(&t)) {
-            return value("temperature", "0..=2", temperature.to_string());
+            return value("temperature", "0 to 2", temperature.to_string());
         }
         if self.alternations == 0 {
             return value("alternations", "at least 1", "0".into());

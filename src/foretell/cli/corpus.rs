@@ -114,8 +114,8 @@ pub fn run(args: &CorpusArgs, out: &mut dyn Write) -> Exit {
     }
 }
 
-fn age(text: &str) -> Result<Duration, values::Unmeasured> {
-    values::duration(text)
+fn age(text: &str) -> Result<Duration, String> {
+    values::duration_or_why(text)
 }
 
 impl Recording {

@@ -9,7 +9,7 @@ pub enum Exit {
     Done,
     /// A server could not be reached, or gave no answer that can be measured.
     Unreachable,
-    /// A requirement was not met.
+    /// A required figure was not met, or too little was measured to know.
     FellShort,
     /// The command line or the configuration is wrong.
     Usage,

@@ -25,17 +25,18 @@ use foretell_engines::policy::Explanation;
 
 /// The arguments of `foretell explain`.
 #[derive(clap::Args, Clone, Debug, Default)]
+#[command(group = clap::ArgGroup::new("subject").required(true))]
 pub struct ExplainArgs {
     /// The settings, as `serve` takes them. With --backend, --tokenizer, --dialect or --policies
     /// the running proxy is not asked, unless --admin selects it
     #[command(flatten)]
     pub flags: Flags,
     /// The body of the request, in JSON (`-` reads standard input)
-    #[arg(long, value_name = "FILE", required_unless_present = "traffic", conflicts_with = "traffic")]
+    #[arg(long, value_name = "FILE", group = "subject")]
     pub request: Option<String>,
     /// Instead of a request: the running proxy's traffic, as the share of its output tokens that
     /// may be speculated on, and why the others may not
-    #[arg(long, conflicts_with_all = ["route", "headers", "tenant", "offline"])]
+    #[arg(long, group = "subject", conflicts_with_all = ["route", "headers", "tenant", "offline"])]
     pub traffic: bool,
     /// completions or chat [default: chat if the body has messages]
     #[arg(long, value_name = "ROUTE")]

@@ -2,12 +2,13 @@
 //! line.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap_complete::Shell;
 use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
 
-use super::Exit;
+use super::{ENVIRONMENT, EXITS, Exit, Terms};
 
 /// Print the completions for a shell, such as `foretell completions bash >
 /// /etc/bash_completion.d/foretell`.
@@ -40,16 +41,50 @@ pub fn completions(args: &CompletionsArgs, out: &mut dyn Write) -> io::Result<u8
 pub fn man(args: &ManArgs, out: &mut dyn Write) -> Exit {
     let Some(dir) = &args.dir else {
         // A closed pipe is not an error.
-        let _ = Man::new(shown()).render(out);
+        let _ = write_page(&shown(), ENVIRONMENT, out);
         return Exit::Done;
     };
-    match clap_mangen::generate_to(shown(), dir) {
+    let mut whole = shown().disable_help_subcommand(true);
+    whole.build();
+    match write_pages(&whole, ENVIRONMENT, dir) {
         Ok(()) => Exit::Done,
         Err(error) => {
             super::complain(&format_args!("foretell man: {}: {error}", dir.display()));
             Exit::Usage
         }
     }
+}
+
+/// Writes the page of a command, which has this environment, and those of its subcommands.
+fn write_pages(command: &clap::Command, environment: Terms, dir: &Path) -> io::Result<()> {
+    command.get_subcommands().try_for_each(|below| write_pages(below, &[], dir))?;
+    let mut file = std::fs::File::create(dir.join(Man::new(command.clone()).get_filename()))?;
+    write_page(command, environment, &mut file)
+}
+
+/// Writes the page of a command. The terms of its help's last sections have headings of their own,
+/// where a reader of manual pages looks for them.
+fn write_page(command: &clap::Command, environment: Terms, out: &mut dyn Write) -> io::Result<()> {
+    let page = Man::new(command.clone());
+    page.render_title(out)?;
+    page.render_name_section(out)?;
+    page.render_synopsis_section(out)?;
+    page.render_description_section(out)?;
+    page.render_options_section(out)?;
+    if command.has_subcommands() {
+        page.render_subcommands_section(out)?;
+    }
+    let mut roff = Roff::new();
+    for (heading, terms) in [("ENVIRONMENT", environment), ("EXIT STATUS", EXITS)] {
+        if !terms.is_empty() {
+            roff.control("SH", [heading]);
+        }
+        for (term, meaning) in terms {
+            roff.control("TP", []).text([bold(*term)]).text([roman(*meaning)]);
+        }
+    }
+    roff.to_writer(out)?;
+    if command.get_version().is_some() { page.render_version_section(out) } else { Ok(()) }
 }
 
 /// The command line without hidden commands.
@@ -111,7 +146,13 @@ mod tests {
         names.retain(|name| !name.ends_with("-help.1"));
         assert_eq!(names, wanted);
         let serve = std::fs::read_to_string(folder.path().join("foretell-serve.1")).unwrap();
-        assert!(serve.contains("FORETELL_LISTEN") && serve.contains("Exit codes"), "{serve}");
+        assert!(serve.contains("FORETELL_LISTEN") && serve.contains(".SH \"EXIT STATUS\""), "{serve}");
+        assert!(!serve.contains("EXTRA") && !serve.contains("ENVIRONMENT"), "{serve}");
+        let first = std::fs::read_to_string(folder.path().join("foretell.1")).unwrap();
+        for heading in [".SH ENVIRONMENT", ".SH \"EXIT STATUS\"", ".SH VERSION"] {
+            assert!(first.contains(heading), "{first}");
+        }
+        assert!(first.contains("ORT_DYLIB_PATH") && !first.contains("EXTRA"), "{first}");
 
         let nowhere = Some(folder.path().join("nowhere"));
         assert_eq!(man(&ManArgs { dir: nowhere }, &mut Vec::new()), Exit::Usage);

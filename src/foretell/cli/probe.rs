@@ -13,6 +13,7 @@ use super::access::Access;
 use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
+use crate::config::values;
 use crate::fleet::identity::{self, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::fleet::{Replica, rounds_seen};
@@ -25,6 +26,8 @@ use foretell_engines::text::{TextError, Tokenizer};
 
 /// Time to wait for the server to become idle before measuring.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
+/// Factor by which a longer probe is suggested.
+const MORE_TIME: u64 = 6;
 /// Interval between two checks of its load.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -52,10 +55,20 @@ pub struct ProbeArgs {
     /// It bills per token: request its list of models and nothing else
     #[arg(long)]
     pub billed: bool,
-    /// It has answered a request with logprobs: measure `score` even where such a request may crash
-    /// it (vLLM's CPU build)
+    /// Also measure the `score` method. On vLLM CPU builds without a compiler this can crash the
+    /// server; use only if a request with logprobs has worked
     #[arg(long)]
     pub score: bool,
+    /// Maximum time of the measurement; give a slow or busy server more, such as 60s
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = within)]
+    pub within: Duration,
+}
+
+fn within(text: &str) -> Result<Duration, String> {
+    match values::duration_or_why(text)? {
+        Duration::ZERO => Err("it must be more than 0".to_owned()),
+        within => Ok(within),
+    }
 }
 
 /// Result of probing a server.
@@ -64,6 +77,25 @@ enum Outcome {
     Report(Box<Report>),
     /// A proxy would relay every request to it, for this reason.
     Relayed { reason: RelayReason, why: String },
+}
+
+impl Outcome {
+    /// The exit code: the one place that decides what a probe without an error means to a script.
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Report(report) if report.measured_too_little() => Exit::FellShort,
+            Self::Report(_) | Self::Relayed { .. } => Exit::Done,
+        }
+    }
+
+    /// The operator's next step, if the outcome is not final.
+    fn next(&self, within: Duration) -> Option<String> {
+        let Self::Report(report) = self else { return None };
+        let longer = within.as_secs().max(1).saturating_mul(MORE_TIME);
+        report
+            .measured_too_little()
+            .then(|| format!("run it again when the server is idle, or with --within {longer}s"))
+    }
 }
 
 /// Probes a server and prints the result.
@@ -121,21 +153,23 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     };
     // A failed write, as to a closed pipe, is not an error.
     let _ = write_outcome(args, &outcome, out);
-    Exit::Done
+    outcome.exit()
 }
 
 fn write_outcome(args: &ProbeArgs, outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
     match (outcome, args.json) {
-        (Outcome::Report(report), false) => write_report(&args.url, report, out),
+        (Outcome::Report(report), false) => {
+            write_report(&args.url, report, outcome.next(args.within).as_deref(), out)
+        }
         (Outcome::Relayed { reason, why }, false) => {
             writeln!(out, "server       {}", args.url)?;
             writeln!(out, "conclusion   Relayed ({}): {why}.", reason.name())
         }
-        (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(&args.url, outcome))?),
+        (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(args, outcome))?),
     }
 }
 
-fn as_json(url: &str, outcome: &Outcome) -> Value {
+fn as_json(args: &ProbeArgs, outcome: &Outcome) -> Value {
     let mut value = match outcome {
         Outcome::Report(report) => report.to_json(),
         Outcome::Relayed { reason, why } => json!({
@@ -145,7 +179,10 @@ fn as_json(url: &str, outcome: &Outcome) -> Value {
         }),
     };
     if let Some(fields) = value.as_object_mut() {
-        fields.shift_insert(0, "url".to_owned(), url.into());
+        fields.shift_insert(0, "url".to_owned(), args.url.as_str().into());
+        if let Some(next) = outcome.next(args.within) {
+            fields.insert("next".to_owned(), next.into());
+        }
     }
     value
 }
@@ -184,7 +221,7 @@ async fn look(
     if recognised.engine.methods.is_empty() {
         return Ok(Outcome::Report(Box::new(Report::new(unmeasured(recognised.engine), seen, 0.0))));
     }
-    measure(file, replica, recognised, seen).await
+    measure(file, replica, recognised, seen, args.within).await
 }
 
 async fn measure(
@@ -192,13 +229,14 @@ async fn measure(
     replica: &Replica,
     recognised: Recognised,
     mut seen: Seen,
+    within: Duration,
 ) -> Result<Outcome, Unknown> {
     let mut engine = recognised.engine;
     let tokenizer = identity::tokenizer(replica, file, &engine).await?;
     (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
     seen.calls += if file.is_some() { 1 } else { 2 };
     seen.busy = !idle(replica, &engine, &mut seen.calls).await;
-    let (Probe { calls, within, .. }, methods) = (Probe::default(), VerifyLimits::default());
+    let (Probe { calls, .. }, methods) = (Probe::default(), VerifyLimits::default());
     let mut limits = Limits {
         calls: calls.saturating_sub(seen.calls),
         within,
@@ -266,7 +304,7 @@ fn unmeasured(engine: Engine) -> Findings {
     }
 }
 
-fn write_report(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+fn write_report(url: &str, report: &Report, next: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
     write_engine(url, report, out)?;
     if !report.findings.measured.verify.is_empty() {
         write_cache(report, out)?;
@@ -280,9 +318,12 @@ fn write_report(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
         writeln!(out, "note         it was not idle: its times are longer than those of an idle server")?;
     }
     writeln!(out, "conclusion   {}", report.judgement.words)?;
-    writeln!(out, "policy")?;
-    for line in report.judgement.policy.lines() {
-        writeln!(out, "  {line}")?;
+    if let Some(next) = next {
+        writeln!(out, "next         {next}")?;
+    }
+    if let Some(policy) = &report.judgement.policy {
+        writeln!(out, "policy")?;
+        policy.lines().try_for_each(|line| writeln!(out, "  {line}"))?;
     }
     writeln!(out, "({} calls, {:.1} s)", report.calls(), report.seconds)
 }
@@ -345,16 +386,17 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
 
 fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let (cache, engine) = (&report.findings.cache, &report.findings.engine);
-    let works = match cache.works {
-        Some(true) => "works",
-        Some(false) => "does not work",
-        None => "unknown",
+    let state = match cache.works {
+        Some(true) => "on",
+        Some(false) => "off",
+        None => "not known",
     };
-    let how = if cache.reported { "by the server's own count" } else { "by the times" };
+    let how = if cache.reported { "reported by the server" } else { "seen by the times" };
     let times = cache.cold.zip(cache.warm).map_or(String::new(), |(cold, warm)| {
-        format!(": a long prompt took {} cold and {} again", millis(cold), millis(warm))
+        format!("; a long prompt: first {}, repeated {}", millis(cold), millis(warm))
     });
-    writeln!(out, "cache        {works} ({how}){times}; blocks of {}", engine.block)?;
+    let block = if engine.block == 1 { "1 token".to_owned() } else { format!("{} tokens", engine.block) };
+    writeln!(out, "prefix cache {state} ({how}{times}; block size {block})")?;
     let seeds = match probe::noise(engine) {
         "place" => {
             "a seeded output continues the same from any position: seeded requests may be speculated on"

@@ -42,7 +42,9 @@ pub fn run(args: &ServeArgs) -> Exit {
         }
     };
     if loaded.process.backends.is_empty() {
-        super::complain(&"foretell serve: no backend: give --backend URL, or backends in the process file");
+        super::complain(
+            &"foretell serve: no backend configured: pass --backend URL, or add one under `backends` of the config file",
+        );
         return Exit::Usage;
     }
     log::init(loaded.process.observe.log, loaded.process.observe.level.name());
@@ -122,6 +124,10 @@ fn serving(gateway: &Gateway) -> String {
 /// Logs the replicas that have not answered yet; what the others are is logged already.
 fn announce_unknown(running: &Running) {
     for replica in running.identities.silent() {
-        tracing::info!(replica = replica.label(), url = replica.url(), "relayed: not recognised yet");
+        tracing::info!(
+            replica = replica.label(),
+            url = replica.url(),
+            "server type not identified yet; passing requests through until it is"
+        );
     }
 }

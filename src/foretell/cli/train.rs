@@ -188,9 +188,9 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Exit {
 }
 
 fn budget(text: &str) -> Result<Duration, String> {
-    match values::duration(text) {
-        Ok(Duration::ZERO) => Err("allowed more than 0".to_owned()),
-        read => read.map_err(|wrong| wrong.to_string()),
+    match values::duration_or_why(text)? {
+        Duration::ZERO => Err("it must be more than 0".to_owned()),
+        duration => Ok(duration),
     }
 }
 

@@ -7,8 +7,8 @@ use super::kind::{parse_address, parse_base};
 use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{
-    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Model, Process, Replicas, ServedModel,
-    TokenizerSource, VerifyLimits,
+    Backend, Connect, Dialect, Load, LogFormat, LogLevel, MODE_HINTS, MODES, Model, Process, Replicas,
+    ServedModel, TokenizerSource, VerifyLimits,
 };
 use super::values::Glob;
 use super::yaml::quote;
@@ -69,6 +69,11 @@ pub struct Flags {
     /// admin.token_file [env: FORETELL_ADMIN] [default: 127.0.0.1:9464]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
+    /// Mode at the start: observe changes no request and measures what speculation would gain, auto
+    /// speculates where that pays, off only passes requests through; POST /api/mode changes it at
+    /// run time [env: FORETELL_MODE] [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub mode: Option<String>,
     /// Folder of the policies [env: FORETELL_POLICIES] [default: policies, beside the process file]
     #[arg(long, value_name = "DIR")]
     pub policies: Option<String>,
@@ -104,6 +109,7 @@ pub struct Overrides {
     dialect: Option<Override>,
     listen: Option<Override>,
     admin: Option<Override>,
+    mode: Option<Override>,
     policies: Option<Override>,
     log_level: Option<Override>,
     log_format: Option<Override>,
@@ -128,6 +134,7 @@ impl Overrides {
             dialect: given(&flags.dialect, "dialect"),
             listen: given(&flags.listen, "listen"),
             admin: given(&flags.admin, "admin"),
+            mode: given(&flags.mode, "mode"),
             policies: given(&flags.policies, "policies"),
             log_level: given(&flags.log_level, "log-level"),
             log_format: given(&flags.log_format, "log-format"),
@@ -182,6 +189,14 @@ impl Overrides {
         let mut problems = Vec::new();
         if let Some(dir) = self.policies() {
             process.policies = dir;
+        }
+        if let Some(given) = &self.mode {
+            match one_of(&given.text, MODES) {
+                Ok(mode) => (process.mode, process.mode_source) = (mode, Some(given.source.clone())),
+                Err(refusal) => {
+                    problems.push(problem(given, "mode", refusal.hinted(&given.text, MODE_HINTS)));
+                }
+            }
         }
         let observe = &mut process.observe;
         let level = |text: &str| one_of(text, LogLevel::NAMES);

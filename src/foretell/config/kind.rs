@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 
-use super::problem::Refusal;
+use super::problem::{GOT, Refusal};
 use super::values::{self, Unmeasured};
 use super::yaml::{Node, Value};
 use crate::http::is_callable;
@@ -88,6 +88,14 @@ pub fn path() -> Kind<PathBuf> {
 
 /// One of these words.
 pub fn word<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T> {
+    word_or_hint(words, &[])
+}
+
+/// One of these words. `hints` has words that are used elsewhere, and what to write here instead.
+pub fn word_or_hint<T: Copy + PartialEq>(
+    words: &'static [(&'static str, T)],
+    hints: &'static [(&'static str, &'static str)],
+) -> Kind<T> {
     let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
     let schema = json!({ "enum": names });
     let read = move |node: &Node| {
@@ -101,7 +109,7 @@ pub fn word<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T>
             _ => return Err(refusal),
         };
         let found = words.iter().find(|(name, _)| name == text);
-        found.map(|(_, value)| *value).ok_or_else(|| refusal.near(text, &names))
+        found.map(|(_, value)| *value).ok_or_else(|| refusal.near(text, &names).hinted(text, hints))
     };
     let show = |value: &T| {
         words.iter().find(|(_, other)| other == value).map_or(Json::Null, |(name, _)| json!(name))
@@ -109,11 +117,16 @@ pub fn word<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T>
     Kind::new(schema, read).shown(show)
 }
 
+/// An inclusive range in words.
+pub fn between(least: impl Display, most: impl Display) -> String {
+    format!("{least} to {most}")
+}
+
 /// A whole number in an inclusive range.
 pub fn whole<T: TryFrom<i64> + Display>(range: RangeInclusive<i64>) -> Kind<T> {
     let schema = json!({ "type": "integer", "minimum": range.start(), "maximum": range.end() });
     let read = move |node: &Node| {
-        let allowed = format!("{}..={}", range.start(), range.end());
+        let allowed = between(range.start(), range.end());
         let Value::Whole(value) = node.value else { return Err(Refusal::new("wrong type", allowed)) };
         let value =
             Some(value).filter(|value| range.contains(value)).and_then(|value| T::try_from(value).ok());
@@ -126,7 +139,7 @@ pub fn whole<T: TryFrom<i64> + Display>(range: RangeInclusive<i64>) -> Kind<T> {
 pub fn number(range: RangeInclusive<f64>) -> Kind<f64> {
     let schema = json!({ "type": "number", "minimum": range.start(), "maximum": range.end() });
     let read = move |node: &Node| {
-        let allowed = format!("{}..={}", range.start(), range.end());
+        let allowed = between(range.start(), range.end());
         let value = match node.value {
             Value::Whole(value) => value as f64,
             Value::Number(value) => value,
@@ -142,7 +155,7 @@ pub fn ratio() -> Kind<f64> {
     number(0.0..=1.0)
 }
 
-/// A duration, `\d+(ms|s|m|h)`; zero is allowed.
+/// A duration, such as `30s`; zero is allowed.
 pub fn duration() -> Kind<Duration> {
     Kind::new(json!({ "type": "string", "pattern": r"^\d+(ms|s|m|h)$" }), duration_of).shown(show_duration)
 }
@@ -159,12 +172,19 @@ pub fn period() -> Kind<Duration> {
 fn duration_of(node: &Node) -> Result<Duration, Refusal> {
     let read = match &node.value {
         Value::Text(text) => values::duration(text),
-        _ => Err(Unmeasured::NoDuration),
+        Value::Whole(_) => Err(Unmeasured::NoDuration),
+        _ => return Err(Refusal::new("wrong type", format!("a duration such as {}", values::DURATIONS))),
     };
-    read.map_err(|wrong| match wrong {
-        Unmeasured::TooLong => Refusal::new("out of range", "at most 87600h"),
-        _ => Refusal::new("not a duration", r"\d+(ms|s|m|h)"),
-    })
+    read.map_err(|wrong| Refusal::sentence(wrong.about(GOT, is_bare(node))))
+}
+
+/// True if the value is a number without a unit.
+fn is_bare(node: &Node) -> bool {
+    match &node.value {
+        Value::Whole(_) => true,
+        Value::Text(text) => values::is_bare(text),
+        _ => false,
+    }
 }
 
 fn show_duration(duration: &Duration) -> Json {
@@ -179,16 +199,16 @@ pub fn shown(duration: Duration) -> String {
     format!("{}{name}", millis / unit)
 }
 
-/// A size, `\d+(B|KiB|MiB|GiB)`, of at least one byte; the result is in bytes.
+/// A size, such as `64MiB`, of at least one byte; the result is in bytes.
 pub fn size<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Kind<T> {
     let read = |node: &Node| {
         let size = match &node.value {
             Value::Text(text) => values::size(text),
-            _ => Err(Unmeasured::NoSize),
+            Value::Whole(_) => Err(Unmeasured::NoSize),
+            _ => return Err(Refusal::new("wrong type", format!("a size such as {}", values::SIZES))),
         };
         match size {
-            Err(Unmeasured::TooLarge) => Err(Refusal::new("out of range", "at most 1048576GiB")),
-            Err(_) => Err(Refusal::new("not a size", r"\d+(B|KiB|MiB|GiB)")),
+            Err(wrong) => Err(Refusal::sentence(wrong.about(GOT, is_bare(node)))),
             Ok(0) => Err(Refusal::new("out of range", "at least 1B")),
             Ok(size) => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
         }

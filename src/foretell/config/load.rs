@@ -328,7 +328,7 @@ fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
         _ if !policy.corpus.record => return None,
         (false, ..) => "without corpus.record.dir of the process file".to_owned(),
         (true, PolicyMode::Auto, Mode::Auto) => return None,
-        (true, PolicyMode::Auto, mode) => format!("while the process file has mode: {}", mode.name()),
+        (true, PolicyMode::Auto, mode) => format!("in mode {}", mode.name()),
         (true, mode, _) => format!("with mode: {}", mode.name()),
     };
     Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
@@ -580,6 +580,9 @@ fn too_large(path: &Path, message: &str, got: &str) -> Vec<Problem> {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Vec<Problem> {
-    let refusal = Refusal::new("cannot be read", "a readable file in UTF-8");
-    vec![Problem::new(path.display().to_string(), None, DOCUMENT, refusal, error.to_string())]
+    let refusal = Refusal::sentence(match error.kind() {
+        ErrorKind::InvalidData => "is not UTF-8 text; save it in UTF-8".to_owned(),
+        _ => format!("cannot open file: {error}"),
+    });
+    vec![Problem::new(path.display().to_string(), None, DOCUMENT, refusal, String::new())]
 }

@@ -8,6 +8,9 @@ use super::named::Named;
 /// The path of a whole document.
 pub const DOCUMENT: &str = "(document)";
 
+/// Stands in a sentence for the value that was found, which may have to be hidden.
+pub const GOT: &str = "{got}";
+
 /// One problem with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -19,7 +22,7 @@ pub struct Problem {
     pub path: String,
     /// Description of the problem.
     pub message: String,
-    /// The values that are allowed.
+    /// The values that are allowed; empty if the message is the whole sentence.
     pub allowed: String,
     /// The value that was found, as shown to the user.
     pub got: String,
@@ -33,7 +36,10 @@ impl fmt::Display for Problem {
         if let Some(line) = self.line {
             write!(formatter, ":{line}")?;
         }
-        write!(formatter, ": {}: {}", OneLine(&self.path), OneLine(&self.explanation()))
+        if self.path != DOCUMENT {
+            write!(formatter, ": {}", OneLine(&self.path))?;
+        }
+        write!(formatter, ": {}", OneLine(&self.explanation()))
     }
 }
 
@@ -69,9 +75,13 @@ impl Problem {
     /// Message, allowed values and value found, in one line.
     pub fn explanation(&self) -> String {
         let Self { message, allowed, got, .. } = self;
+        let sentence = match allowed.as_str() {
+            "" => message.replace(GOT, got),
+            _ => format!("{message}, allowed {allowed}, got {got}"),
+        };
         match &self.suggestion {
-            Some(meant) => format!("{message}, allowed {allowed}, got {got}; did you mean {meant}?"),
-            None => format!("{message}, allowed {allowed}, got {got}"),
+            Some(meant) => format!("{sentence}; did you mean {meant}?"),
+            None => sentence,
         }
     }
 }
@@ -144,13 +154,18 @@ impl Problems {
 pub struct Refusal {
     /// Description of the problem.
     pub message: String,
-    /// The values that are allowed.
+    /// The values that are allowed; empty if the message is the whole sentence.
     pub allowed: String,
     /// The allowed word that was probably meant.
     pub suggestion: Option<String>,
 }
 
 impl Refusal {
+    /// A refusal whose sentence says all: the value, as [`GOT`], and what to write instead.
+    pub fn sentence(sentence: impl Into<String>) -> Self {
+        Self { message: sentence.into(), allowed: String::new(), suggestion: None }
+    }
+
     /// A refusal without a suggestion.
     pub fn new(message: &str, allowed: impl Into<String>) -> Self {
         Self { message: message.to_owned(), allowed: allowed.into(), suggestion: None }
@@ -160,6 +175,14 @@ impl Refusal {
     #[must_use]
     pub fn near(mut self, got: &str, words: &[&str]) -> Self {
         self.suggestion = nearest(got, words).map(str::to_owned);
+        self
+    }
+
+    /// Suggests what `hints` has for `got`: a word of another file, and what it is called here.
+    #[must_use]
+    pub fn hinted(mut self, got: &str, hints: &[(&str, &str)]) -> Self {
+        let hint = hints.iter().find(|(word, _)| *word == got);
+        self.suggestion = hint.map(|(_, hint)| (*hint).to_owned()).or(self.suggestion);
         self
     }
 }

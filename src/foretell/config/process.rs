@@ -24,6 +24,7 @@ pub use backend::{
     Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, ServedModel,
     TokenizerSource, VerifyLimits,
 };
+pub(super) use file::{MODE_HINTS, MODES};
 pub use file::{Parsed, parse, parse_all, schema};
 pub use store::{Fleet, StoreUrl};
 
@@ -37,6 +38,9 @@ pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T
 pub struct Process {
     /// Operating mode of the whole process; the admin API can change it at run time.
     pub mode: Mode,
+    /// The flag or variable that sets the mode, which an edit of the file then does not change;
+    /// `None`: the file or the default does.
+    pub mode_source: Option<String>,
     /// Listeners for clients; at least one.
     pub listen: Vec<Listen>,
     /// Listener and access rules of the admin interface.

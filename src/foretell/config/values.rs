@@ -30,6 +30,38 @@ pub enum Unmeasured {
     TooLarge,
 }
 
+/// Durations, as examples for messages.
+pub const DURATIONS: &str = "200ms, 30s, 5m or 1h";
+/// Sizes, as examples for messages.
+pub const SIZES: &str = "512KiB, 64MiB or 2GiB";
+
+impl Unmeasured {
+    /// The sentence about the value `got`; `bare`: it is a number whose unit is missing.
+    pub fn about(self, got: &str, bare: bool) -> String {
+        let (wanted, examples) = match self {
+            Self::NoDuration => ("a duration", DURATIONS),
+            Self::NoSize => ("a size", SIZES),
+            Self::TooLong => return format!("{got} is longer than ten years; write at most 87600h"),
+            Self::TooLarge => return format!("{got} is too large; write at most 1048576GiB"),
+        };
+        let wrong = if bare { "has no unit".to_owned() } else { format!("is not {wanted}") };
+        format!("{got} {wrong}; write for example {examples}")
+    }
+}
+
+/// Parses a duration of the command line as [`duration`] does.
+///
+/// # Errors
+/// The sentence says what is wrong with it, and how a duration is written.
+pub fn duration_or_why(text: &str) -> Result<Duration, String> {
+    duration(text).map_err(|wrong| wrong.about(text, is_bare(text)))
+}
+
+/// True if the text is a number without a unit.
+pub fn is_bare(text: &str) -> bool {
+    text.parse::<u64>().is_ok()
+}
+
 /// Parses a duration: a whole number and `ms`, `s`, `m` or `h`.
 ///
 /// # Errors

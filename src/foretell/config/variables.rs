@@ -127,7 +127,7 @@ mod tests {
         substitute(&mut root, &environment(), &problems);
         let shown = problems.into_vec().iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(shown.len(), 1);
-        assert!(shown[0].starts_with("f:1: (document): a variable that does not end"), "{shown:?}");
+        assert!(shown[0].starts_with("f:1: a variable that does not end"), "{shown:?}");
     }
 
     #[test]

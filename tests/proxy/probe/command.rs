@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use foretell::cli::probe::ProbeArgs;
 use foretell::fleet::probe::{Limits, measure};
 use foretell::fleet::{Replica, ReplicaSettings};
 use foretell_core::words::VerifyMethod;
@@ -123,8 +124,45 @@ async fn a_call_without_an_answer_ends_the_probe() {
     let fake = vllm("0.33.0", |_| {}).await;
     fake.house.faults.at(When::path("/v1/completions"), 1, Fault::Reset);
     let (code, report) = probe(&arguments(&fake.url())).await;
-    assert_eq!(code, 0);
+    assert_eq!((code, &report["policy"]), (2, &Value::Null), "{report:#}");
     assert!(report["notes"].to_string().contains("not answered"), "{report:#}");
+}
+
+#[tokio::test]
+async fn a_probe_that_measured_too_little_prints_no_policy_and_says_what_to_do() {
+    let fake = vllm("0.33.0", |options| options.setup.pace.step = Duration::from_hours(1)).await;
+    let mut arguments = arguments(&fake.url());
+    (arguments.within, arguments.json) = (Duration::from_millis(300), false);
+    let mut out = Vec::new();
+    assert_eq!(foretell::cli::probe::run(&arguments, &mut out).await.code(), 2);
+    let text = String::from_utf8(out).unwrap();
+    let next = "next         run it again when the server is idle, or with --within 6s\n";
+    assert!(text.contains("conclusion   Unknown") && text.contains(next), "{text}");
+    assert!(!text.contains("policy"), "{text}");
+    arguments.json = true;
+    let (code, report) = probe(&arguments).await;
+    assert_eq!((code, &report["pays"], &report["policy"]), (2, &Value::Null, &Value::Null));
+    assert!(report["next"].as_str().unwrap().contains("--within 6s"), "{report:#}");
+}
+
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    probe: ProbeArgs,
+}
+
+#[test]
+fn the_time_of_a_probe_is_that_of_the_proxy_s_own_unless_it_is_given() {
+    use clap::Parser;
+    let within = |more: &[&str]| {
+        let line = Line::try_parse_from([&["foretell", "http://h:1"], more].concat());
+        line.map(|line| line.probe.within).map_err(|error| error.to_string())
+    };
+    assert_eq!(within(&[]), Ok(foretell::config::process::Probe::default().within));
+    assert_eq!(within(&["--within", "60s"]), Ok(Duration::from_secs(60)));
+    let refused = within(&["--within", "60"]).unwrap_err();
+    assert!(refused.contains("60 has no unit; write for example 200ms, 30s, 5m or 1h"), "{refused}");
+    assert!(within(&["--within", "0s"]).unwrap_err().contains("more than 0"));
 }
 
 #[tokio::test]
@@ -159,7 +197,7 @@ async fn the_text_agrees_with_the_figures() {
         "methods      score, fan_out",
         "no tree",
         "tool chats   speculated on once",
-        "cache        works",
+        "prefix cache on (reported by the server; a long prompt: first ",
         "a round takes",
         "speedup, by acceptance",
         "conclusion   Speculation pays",

@@ -41,6 +41,7 @@ pub fn arguments(url: &str) -> ProbeArgs {
         access: Access::default(),
         billed: false,
         score: false,
+        within: Duration::from_secs(10),
     }
 }
 

@@ -36,13 +36,18 @@ pub struct Proxy {
 impl Proxy {
     /// Starts it with these files and waits until it is ready: its backends have been identified.
     pub async fn start(process: &str, policy: &str) -> Self {
+        Self::start_with(process, policy, &[]).await
+    }
+
+    /// As [`Self::start`], with more flags.
+    pub async fn start_with(process: &str, policy: &str, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (file, policies) = (folder.path().join("foretell.yaml"), folder.path().join("policies"));
         std::fs::create_dir(&policies).unwrap();
         std::fs::write(&file, process).unwrap();
         std::fs::write(policies.join(POLICY), policy).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
-        command.arg("serve").arg("--config").arg(&file).arg("--policies").arg(&policies);
+        command.arg("serve").arg("--config").arg(&file).arg("--policies").arg(&policies).args(flags);
         command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
         command.stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();

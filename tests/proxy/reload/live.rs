@@ -11,6 +11,7 @@ use super::write;
 use crate::client::metric;
 use crate::fakes::Pace;
 use crate::groups::house::{VERIFIES, ask, before, engine, policy};
+use crate::reasons::proxy::Proxy;
 
 const RELOADS: u32 = 1_000;
 const CLIENTS: u32 = 4;
@@ -93,4 +94,28 @@ async fn the_mode_changes_for_live_sessions(#[case] file: bool) {
     let (answer, ()) = tokio::join!(long.send(proxy.front, ""), switch);
     let usage = answer.foretell();
     assert_eq!((&usage["path"], &usage["reason"]), (&json!("speculated"), &json!("observe")), "{usage}");
+}
+
+/// Flag or variable set the mode at the start, the admin interface at run time, and the file no
+/// more; an edit of the file that changes something else reports no problem.
+#[tokio::test]
+async fn a_mode_of_the_command_line_is_not_changed_by_the_file_but_by_the_admin_interface() {
+    let engine = engine(Pace::default()).await;
+    let process = format!(
+        "version: 1\nmode: auto\nbackends: [{{ name: a, replicas: [\"http://{}\"] }}]\n",
+        engine.address
+    );
+    let proxy = Proxy::start_with(&process, &policy("p", ""), &["--mode", "observe"]).await;
+    let mode = async || proxy.get("/api/status").await.json()["mode"]["process"]["mode"].clone();
+    assert_eq!(mode().await, "observe");
+    for edited in ["off", "auto"] {
+        write(proxy.folder(), "foretell.yaml", &process.replace("mode: auto", &format!("mode: {edited}")));
+        assert_eq!(proxy.post("/api/reload").await.head.status(), 200);
+        assert_eq!(mode().await, "observe");
+    }
+    let refused = &proxy.get("/api/policies").await.json()["refused"];
+    assert_eq!(refused, &json!([]));
+    let auto = json!({"mode": "auto"});
+    assert_eq!(crate::client::send(proxy.admin, "/api/mode", "", &auto).await.head.status(), 200);
+    assert_eq!(mode().await, "auto");
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::slot::{ModelDrafter, SessionDrafter, counted_for};
+use super::streak::Streak;
 use super::{CLASS_TOKENS, EVIDENCE, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController, Step};
 use crate::control::costs::Basis;
 use crate::control::gates::{self, GateInputs};
@@ -40,6 +41,9 @@ impl SpeculationController {
         let early = !state.speculating && state.done < self.not_before;
         if !self.caught_up(state.done) || early || self.has_lost() {
             return Step::Plain(PlainReason::NoGain);
+        }
+        if self.streak.is_some_and(Streak::has_tried) {
+            return Step::Plain(PlainReason::Switchback);
         }
         let control = Arc::clone(&self.control);
         control.with(|learnt| {

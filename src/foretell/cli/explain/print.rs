@@ -41,19 +41,37 @@ fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
         now.token_seconds.map_or("not known".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3));
     writeln!(out, "  {:<12} {:.2}; a plain token takes {token}", "load", now.load)?;
     let gain = now.gain.as_ref().map_or("not known yet".to_owned(), |gain| {
-        let basis = format!("{:.0} rounds of its kind, costs: {}", gain.rounds, gain.costs);
         format!(
-            "{:.2} times as fast as plain decoding ({:.2} to {:.2}; {basis})",
-            gain.middle, gain.low, gain.high
+            "{:.2}x ({:.2} to {:.2}){}; based on {:.0} rounds and {}",
+            gain.middle,
+            gain.low,
+            gain.high,
+            slower(gain.middle),
+            gain.rounds,
+            costs(&gain.costs)
         )
     });
-    writeln!(out, "  {:<12} {gain}", "gain")?;
+    writeln!(out, "  {:<12} {gain}", "speed")?;
     writeln!(out, "  {:<12} {:.1} plain tokens that speculation may lose", "regret left", now.regret_budget)?;
     now.gates.iter().try_for_each(|line| gate(line, out))?;
     for why in &now.not_speculating {
         writeln!(out, "  {:<12} {}: {}", "plain", why.reason, why.words)?;
     }
     Ok(())
+}
+
+/// The consequence of an expected speed that is below that of plain decoding.
+fn slower(speed: f64) -> &'static str {
+    if speed < 1.0 { ": slower than plain decoding, so it will not speculate" } else { "" }
+}
+
+/// The basis of the costs, in words.
+fn costs(basis: &str) -> &str {
+    match basis {
+        "measured" => "measured costs",
+        "probe" => "costs measured by a probe",
+        _ => "guessed costs",
+    }
 }
 
 fn gate(line: &GateLine, out: &mut dyn Write) -> io::Result<()> {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 
 use crate::config::declared::Slot;
-use crate::config::kind::{Kind, boolean, duration, form, number, period, ratio, text, whole, word};
+use crate::config::kind::{
+    Kind, between, boolean, duration, form, number, period, ratio, text, whole, word, word_or_hint,
+};
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::process::file::{HEADER_NAME, described, version};
 use crate::config::read::{Item, Section};
@@ -57,6 +59,9 @@ pub fn schema() -> Json {
     described(slot.schema(), "Foretell policy", says)
 }
 
+/// Modes of the config file, and their names in policies.
+const MODE_HINTS: &[(&str, &str)] = &[("observe", "shadow (observe is a mode of the config file)")];
+
 fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     let mut top = root.section();
     version(&mut top);
@@ -64,7 +69,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     let name = top.must("name", name, "a text", &self::name());
     let name_line = top.line("name");
     let mode = "off: relay. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays.";
-    let mode = top.or("mode", mode, PolicyMode::default(), &word(PolicyMode::NAMES));
+    let mode = top.or("mode", mode, PolicyMode::default(), &word_or_hint(PolicyMode::NAMES, MODE_HINTS));
     let matcher =
         matcher(top.section("match", "Conditions; every field must match, and of a list one entry."));
     let items = top
@@ -176,7 +181,7 @@ fn bounds(mut section: Section<'_>, most: f64) -> Bounds {
     if let (Some(min), Some(max)) = (bounds.min, bounds.max)
         && min > max
     {
-        section.refuse("max", Refusal::new("below min", format!("{min}..={most}")), &max.to_string());
+        section.refuse("max", Refusal::new("below min", between(min, most)), &max.to_string());
     }
     section.close();
     bounds
@@ -253,7 +258,7 @@ fn ngram(mut section: Section<'_>) -> Ngram {
     let min = section.or("min", "Shortest match.", 2, &whole(1..=64));
     let max = section.or("max", "Longest match.", 8_u32.max(min), &whole(1..=64));
     if min > max {
-        section.refuse("max", Refusal::new("below min", format!("{min}..=64")), &max.to_string());
+        section.refuse("max", Refusal::new("below min", between(min, 64)), &max.to_string());
     }
     section.close();
     Ngram { min, max }
@@ -497,7 +502,10 @@ fn curve(most: f64) -> Kind<Vec<(f64, f64)>> {
     });
     let read = move |node: &Node| {
         let refusal = || {
-            Refusal::new("not a curve", format!("[[x, y], ...] with x rising in 0..={most} and y in 0..=1"))
+            Refusal::new(
+                "not a curve",
+                format!("[[x, y], ...] with x rising from 0 to {most}, and y from 0 to 1"),
+            )
         };
         let Value::List(points) = &node.value else { return Err(refusal()) };
         let point = |point: &Node| match &point.value {
@@ -546,7 +554,7 @@ fn holdback(mut section: Section<'_>) -> Holdback {
     let start = section.or("start", start, default.start, &ratio());
     let floor = section.or("floor", "Minimum share.", default.floor.min(start), &ratio());
     if floor > start {
-        section.refuse("floor", Refusal::new("above start", format!("0..={start}")), &floor.to_string());
+        section.refuse("floor", Refusal::new("above start", between(0, start)), &floor.to_string());
     }
     section.close();
     Holdback { start, floor }

@@ -16,6 +16,7 @@ use crate::config::declared::Slot;
 use crate::config::flags::{Environment, Strings};
 use crate::config::kind::{
     ADDRESS, Kind, address, boolean, duration, form, path, period, ratio, size, url, whole, word,
+    word_or_hint,
 };
 use crate::config::named::{FileKind, Named};
 use crate::config::problem::{Problem, Problems, Refusal};
@@ -51,6 +52,7 @@ impl Default for Process {
             ready: Ready::default(),
             policies: PathBuf::from("policies"),
             policies_must_exist: false,
+            mode_source: None,
             observe: Observe::default(),
             file: None,
             policies_read: None,
@@ -183,17 +185,23 @@ fn variable(schema: &mut Json) {
 }
 
 /// Every mode with its name in files.
-const MODES: &[(&str, Mode)] = &{
+pub(in crate::config) const MODES: &[(&str, Mode)] = &{
     let [off, observe, auto] = Mode::ALL;
     [(off.name(), off), (observe.name(), observe), (auto.name(), auto)]
 };
+
+/// Modes of policies, and their names for the whole process.
+pub(in crate::config) const MODE_HINTS: &[(&str, &str)] = &[
+    ("shadow", "observe (shadow is a mode of policies)"),
+    ("plain", "observe (plain is a mode of policies)"),
+];
 
 fn read(root: &Item<'_>) -> Process {
     let default = Process::default();
     let mut top = root.section();
     version(&mut top);
     let mode = "off: relay. observe: relay, and draft in the shadow. auto: speculate where it pays.";
-    let mode = top.or("mode", mode, default.mode, &word(MODES));
+    let mode = top.or("mode", mode, default.mode, &word_or_hint(MODES, MODE_HINTS));
     let listen = top
         .item("listen", "Listeners for clients, http/1.1 and h2c.")
         .map_or(default.listen, |item| listen(&item));

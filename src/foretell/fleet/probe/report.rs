@@ -52,6 +52,11 @@ impl Report {
         self.judgement.pays == Some(false)
     }
 
+    /// True if there is a method to measure, and too little was measured to predict its gain.
+    pub fn measured_too_little(&self) -> bool {
+        self.judgement.pays.is_none() && !self.findings.engine.methods.is_empty()
+    }
+
     /// The expected gain of each verification method, if drafting costs nothing.
     pub fn prospects(&self) -> Vec<Prospect> {
         self.findings.measured.prospects(0.0)
