@@ -67,7 +67,7 @@ describe("what it shows", () => {
     assert.match(await text(page, "#summary"), /as fast as those held back/);
     assert.match(await text(page, "#groups"), /projected: \d/);
     assert.match(await text(page, "#tiles"), /tokens\/s/);
-    assert.match(await text(page, "#problems"), /Replica spare\/0 is down: .*refused/);
+    assert.match(await text(page, "#problems"), /Replica spare\/0 at http:\S+ is down: .*refused/);
     assert.match(await text(page, "#reasons"), /held back as control group · holdback.*\d+ \(\d/s);
     assert.match(await text(page, "#reasons"), /tool calls are parsed by the backend \(docs\/parsers\.md\) · tools/);
     assert.match(await text(page, "#gates"), /closed/);
@@ -373,8 +373,8 @@ describe("what may go wrong", () => {
     await page.locator("#state", { hasText: "outage: target" }).waitFor();
     assert.equal(await page.title(), "outage: target – Foretell");
     assert.equal(await text(page, "#summary-word"), "Outage.");
-    assert.match(await text(page, "#summary"), /^No replica of backend target can be reached\.$/);
-    assert.match(await text(page, "#problems"), /Outage: no replica of backend target can be reached/);
+    assert.match(await text(page, "#summary"), /^No replica of backend target answers\.$/);
+    assert.match(await text(page, "#problems"), /Outage: no replica of backend target answers/);
     await context.close();
     await own.end();
   });

@@ -6,7 +6,7 @@
 mod aborted;
 mod cases;
 mod compare;
-mod engines;
+pub mod engines;
 mod modes;
 mod onnx;
 mod parameters;

@@ -30,6 +30,7 @@ use super::breaker::BreakerState;
 use super::error::SendErrorKind;
 use super::health::{Failing, Health, HealthState, LastError};
 use super::link::Pool;
+use super::liveness::Look;
 use super::load::{Load, ReportedLoad};
 use super::models::{Fit, ModelName};
 use crate::http::is_callable;
@@ -278,7 +279,8 @@ impl Replica {
         }
     }
 
-    /// True if the last call, or health check, reached it, or there was none yet.
+    /// True if the last call, or health check, reached it, or there was none yet, and it is not
+    /// silent.
     pub fn is_up(&self) -> bool {
         self.health.is_up()
     }
@@ -352,6 +354,24 @@ impl Replica {
     #[cfg(test)]
     pub(super) fn ended(&self, outcome: super::health::Outcome) {
         self.health.ended(outcome);
+    }
+
+    /// True if it refuses no connection and answers nothing.
+    pub fn is_silent(&self) -> bool {
+        self.health.is_silent()
+    }
+
+    /// Looks for signs of life. One that bills per token, or is in this process, gets no questions.
+    pub(super) fn look(&self) -> Look {
+        if self.is_billed() || self.is_here() { Look::Nothing } else { self.health.look() }
+    }
+
+    pub(super) fn heard(&self) {
+        self.health.heard();
+    }
+
+    pub(super) fn questioned(&self, unanswered: bool) {
+        self.health.questioned(unanswered);
     }
 
     pub(super) fn wants_check(&self) -> bool {

@@ -31,6 +31,7 @@ pub fn collector(fleet: Arc<Fleet>) -> Made<impl Collector> {
 /// The metrics of one scrape.
 struct Families {
     up: IntGaugeVec,
+    silent: IntGaugeVec,
     breaker: IntGaugeVec,
     transitions: IntCounterVec,
     calls: IntCounterVec,
@@ -46,6 +47,7 @@ impl Families {
     fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
             up: all.with(make::int_gauges(metric::REPLICA_UP))?,
+            silent: all.with(make::int_gauges(metric::REPLICA_SILENT))?,
             breaker: all.with(make::int_gauges(metric::BREAKER_STATE))?,
             transitions: all.with(make::counters(metric::BREAKER_TRANSITIONS))?,
             calls: all.with(make::counters(metric::REPLICA_REQUESTS))?,
@@ -62,6 +64,7 @@ impl Families {
         let label = replica.label();
         let counters = replica.counters();
         self.up.with_label_values(&[label]).set(i64::from(replica.is_up()));
+        self.silent.with_label_values(&[label]).set(i64::from(replica.is_silent()));
         self.breaker.with_label_values(&[label]).set(replica.breaker() as i64);
         self.calls.with_label_values(&[label]).inc_by(counters.calls);
         let in_flight = i64::try_from(replica.in_flight()).unwrap_or(i64::MAX);

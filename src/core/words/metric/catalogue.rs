@@ -131,7 +131,8 @@ sections! {
         gauge MODE = "foretell_mode" ["backend", "mode"] "1 for the mode in force, 0 for the others.";
     }
     "Replicas" {
-        gauge REPLICA_UP = "foretell_replica_up" ["replica"] "1 where the last request, or health check, reached it.";
+        gauge REPLICA_UP = "foretell_replica_up" ["replica"] "1 where the last request, or health check, reached it, and it answers.";
+        gauge REPLICA_SILENT = "foretell_replica_silent" ["replica"] "1 where it refuses no connection and answers nothing: two questions in a row, and no byte of any request.";
         gauge BREAKER_STATE = "foretell_replica_breaker_state" ["replica"] "0 closed, 1 half open, 2 open.";
         counter BREAKER_TRANSITIONS = "foretell_replica_breaker_transitions_total" ["replica", "to"] "Changes of the breaker.";
         counter REPLICA_REQUESTS = "foretell_replica_requests_total" ["replica"] "Requests to it, Foretell's own included.";

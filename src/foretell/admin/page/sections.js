@@ -50,7 +50,7 @@ const BASIS = { guess: "from guessed verification costs", probe: "from the verif
 function summary(status) {
   const { completions } = status.since_start;
   const out = status.out.length > 0;
-  const dead = out ? [`No replica of ${status.out.length === 1 ? "backend" : "backends"} ${status.out.join(", ")} can be reached.`] : [];
+  const dead = out ? [`No replica of ${status.out.length === 1 ? "backend" : "backends"} ${status.out.join(", ")} answers.`] : [];
   const first = out ? "Outage." : "";
   if (completions === 0) return [first, [...dead, "No completion yet."].join(" ")];
   const all = comparisons(status).filter(({ backend }) => !status.out.includes(backend));
@@ -152,12 +152,12 @@ export function wrong(status, replicas, policies) {
     add("bad", "files", `The configuration files on disk are not in force${problems > 0 ? `: ${problems} ${problems === 1 ? "problem" : "problems"}, listed below` : ""}.`);
   }
   for (const backend of status.out) {
-    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; requests to it fail.`);
+    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} answers; requests to it fail or wait.`);
   }
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
-      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} is ${replica.state}${cause}`);
+      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} at ${replica.url} is ${replica.state}${cause}`);
     }
     if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.conclusion}`);
   }
