@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
-use super::fields::{Fields, Wrong};
+use super::fields::{Fields, Wrong, outside};
 use super::house::{House, Setup};
 use super::http::{Out, Request, Sent};
 use super::server::Engine;
@@ -135,6 +135,19 @@ impl Sglang {
                  total of {total} tokens: {prompt} tokens from the input messages and {asked} tokens for the completion."
             )
         })
+    }
+
+    /// Checks the ids of prompts as the real server does: not at all. Its embedding fails an assertion
+    /// of theirs, which ends the scheduler and with it the process ("index out of range in self").
+    fn in_vocabulary(&self, prompts: &[Vec<u32>]) -> Result<(), Refusal> {
+        let Some(id) = outside(prompts, &self.house.toy) else { return Ok(()) };
+        self.house.kill_by(&format!("a prompt with the id {id}, which is outside the vocabulary"));
+        Err(Refusal(500, Value::Null))
+    }
+
+    /// The versions of the weights that made the output tokens.
+    fn weight_versions(&self, tokens: usize) -> Value {
+        json!([{"version": self.house.weight_version(), "start": 0, "end": tokens}])
     }
 
     /// The prompt rendered by the template from the messages.

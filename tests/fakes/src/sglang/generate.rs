@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::super::batch::{Batch, Reuse};
-use super::super::fields::{Fields, ids, outside};
+use super::super::fields::{Fields, ids};
 use super::super::http::{Out, Request, Sent};
 use super::super::openai::id;
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
@@ -158,12 +158,8 @@ impl Sglang {
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
             return Err(Refusal::native("input_ids cannot be empty."));
         }
-        match outside(&prompts, toy) {
-            Some(id) => {
-                Err(Refusal::native(format!("The input_ids contain out-of-vocabulary token id {id}.")))
-            }
-            None => Ok((prompts, listed)),
-        }
+        self.in_vocabulary(&prompts)?;
+        Ok((prompts, listed))
     }
 
     async fn stream_generate(

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::batch::{Batch, Reuse};
-use super::super::fields::{Fields, outside};
+use super::super::fields::Fields;
 use super::super::http::{Out, Request, Sent};
 use super::super::openai::{Parsed, Parsers, Parting, created, id};
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
@@ -56,9 +56,7 @@ impl Sglang {
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
             return Err(Refusal::openai(400, "Prompt cannot be empty"));
         }
-        if let Some(id) = outside(&prompts, &self.house.toy) {
-            return Err(Refusal::openai(400, format!("token id {id} is out of vocabulary")));
-        }
+        self.in_vocabulary(&prompts)?;
         let asked = match fields.uint("max_completion_tokens")?.filter(|_| chat) {
             Some(asked) => Some(asked),
             None => fields.uint("max_tokens")?,
