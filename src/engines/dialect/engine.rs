@@ -92,6 +92,9 @@ pub struct Engine {
     pub version: String,
     /// Start time of its process, in microseconds of Unix time; `None` if it does not report that.
     pub started: Option<u64>,
+    /// A number that its process drew when it started, in place of a start time; `None` if it shows
+    /// none. Unlike [`Self::started`] it is on a page that is only requested to recognise it.
+    pub process: Option<u64>,
     /// The name of its process in each of its answers (`system_fingerprint`); `None` if they have
     /// none.
     pub mark: Option<String>,
@@ -210,6 +213,7 @@ impl Engine {
             model: model.into(),
             version: version.into(),
             started: None,
+            process: None,
             mark: None,
             weights: None,
             context: None,

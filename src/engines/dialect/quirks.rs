@@ -16,6 +16,10 @@ pub struct Quirks {
     /// Foretell speculates on it and has never run with the real engine, only with a strict fake
     /// built from its source.
     pub experimental: bool,
+    /// The pages by which a known engine is checked for being the same one; empty: those of the
+    /// introduction that it answered. Needed where one of these waits for the model: a late answer
+    /// would look like an outage during every long prefill.
+    pub same_by: &'static [&'static str],
     /// The most common configuration, for the page of guarantees; `None` if it is only relayed to.
     pub usual: Option<Usual>,
     /// The noise of a seeded request may be a function of the position in some version or setting
@@ -148,6 +152,7 @@ impl Quirks {
     pub const COMMON: Self = Self {
         owner: None,
         experimental: false,
+        same_by: &[],
         usual: None,
         noise_may_be_placed: false,
         cache_setting: CacheSetting::None,

@@ -19,6 +19,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
@@ -53,7 +56,8 @@ pub struct Sglang;
 
 const QUIRKS: Quirks = Quirks {
     owner: Some("sglang"),
-    experimental: true,
+    // `/server_info` waits for the running forward pass (0.5.23: `get_internal_state`).
+    same_by: &[MODELS, MODEL_INFO],
     usual: Some(Usual {
         methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
         noise: Noise::Ignored,
@@ -115,7 +119,10 @@ impl Codec for Sglang {
             unparsed: is_unparsed(answers),
             counts_reasoning: info("/reasoning_parser").is_some(),
             speculates: info("/speculative_algorithm").is_some(),
-            weights: answers.word(SERVER_INFO, "/weight_version"),
+            process: process(answers),
+            weights: [MODEL_INFO, SERVER_INFO]
+                .into_iter()
+                .find_map(|page| answers.word(page, "/weight_version")),
             load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
             ..Engine::new(Dialect::Sglang, model, version)
         })
@@ -266,6 +273,24 @@ impl Codec for Sglang {
                 &["sglang:token_usage"],
             ),
         }
+    }
+}
+
+/// A fingerprint of what the process drew and measured when it started: the seed that its operator
+/// left open, and how long each part of its start took. A seed alone may be the operator's.
+fn process(answers: &Answers) -> Option<u64> {
+    let startup = answers.at(SERVER_INFO, "/startup_time").filter(has_float)?;
+    let seed = answers.at(SERVER_INFO, "/random_seed");
+    let digest = Sha256::digest(json!([seed, startup]).to_string());
+    digest.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+fn has_float(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64(),
+        Value::Array(items) => items.iter().any(has_float),
+        Value::Object(members) => members.values().any(has_float),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
     }
 }
 

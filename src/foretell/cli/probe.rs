@@ -105,7 +105,9 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     let outcome = match looked {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
-        Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why },
+        Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
+            Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why }
+        }
         Err(Unknown::Locked(status)) => {
             let key = match args.access.api_key_file {
                 None => "give a key with --api-key-file F, or other fields with --header",
@@ -114,7 +116,7 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
             super::complain(&format_args!("foretell probe: {} answers {status}: {key}", args.url));
             return Exit::Unreachable;
         }
-        Err(Unknown::Unreachable(why)) => {
+        Err(Unknown::Unreachable(why) | Unknown::Late(why)) => {
             super::complain(&format_args!("foretell probe: {} cannot be reached: {why}", args.url));
             return Exit::Unreachable;
         }

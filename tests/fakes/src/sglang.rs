@@ -99,12 +99,18 @@ impl Sglang {
             return out.reset();
         }
         let done = match request.route() {
-            ("GET", "/health" | "/health_generate") | ("POST", "/abort_request") => {
+            ("POST", "/abort_request") => return out.empty(200).await,
+            // Both compute a token, and wait for the forward pass that is running.
+            ("GET", "/health" | "/health_generate") => {
+                drop(self.house.scheduler().await);
                 return out.empty(200).await;
             }
             ("GET", "/metrics") if self.options.metrics => return out.text(200, &self.metrics()).await,
             ("GET", "/v1/loads") => Ok(self.loads()),
-            ("GET", "/server_info" | "/get_server_info") => Ok(self.server_info()),
+            ("GET", "/server_info" | "/get_server_info") => {
+                drop(self.house.scheduler().await);
+                Ok(self.server_info())
+            }
             ("GET", "/model_info" | "/get_model_info") => Ok(self.model_info()),
             ("GET", "/v1/models") => Ok(self.models()),
             ("POST", "/tokenize" | "/v1/tokenize") => self.tokenize(&request),

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::identity::ask::{self, Unknown};
+use crate::fleet::identity::ask::{self, Away, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
 use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
 use crate::fleet::load::STALE;
@@ -86,6 +86,7 @@ pub(super) struct Watched {
     pub(super) knowledge: ArcSwap<ServerKnowledge>,
     /// Number of times that it has become unreachable.
     away: AtomicU64,
+    away_before: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
     /// `None` before the check.
     one: Mutex<Option<One>>,
@@ -113,6 +114,7 @@ impl Watched {
             asking,
             knowledge: ArcSwap::from_pointee(unknown),
             away: AtomicU64::new(0),
+            away_before: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
@@ -188,7 +190,8 @@ impl Watched {
             return self.refresh_billed().await;
         }
         let before = self.identity();
-        let away = self.away.load(Ordering::Relaxed);
+        let times = self.away.load(Ordering::Relaxed);
+        let away = Away { times, since: times != self.away_before.load(Ordering::Relaxed) };
         let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.rounds_seen).await;
         let asked = match asked {
             Ok(identity) if before.as_ref().is_none_or(|before| before.is_news(&identity)) => {
@@ -201,6 +204,7 @@ impl Watched {
         };
         match asked {
             Ok(identity) => {
+                self.away_before.store(times, Ordering::Relaxed);
                 if before.as_ref().is_none_or(|before| before.is_news(&identity)) {
                     tracing::info!(
                         replica = self.replica.label(),
@@ -274,7 +278,18 @@ impl Watched {
                 self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
-            Unknown::Unreachable(why) => {
+            Unknown::Unchecked(why) => {
+                if self.is_news(&why) {
+                    tracing::info!(replica, why, "backend is relayed");
+                }
+                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                Settled::Doubted
+            }
+            Unknown::Late(why) if before => {
+                tracing::debug!(replica, why, "a known engine answers late");
+                Settled::Away
+            }
+            Unknown::Unreachable(why) | Unknown::Late(why) => {
                 self.silent(&why);
                 if before {
                     self.away.fetch_add(1, Ordering::Relaxed);

@@ -9,6 +9,22 @@ use super::{Refusal, Sglang};
 
 pub(super) const VERSION: &str = "0.5.23";
 
+/// A load, with its time and what had happened until then.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    at: OffsetDateTime,
+    steps: usize,
+    prefills: usize,
+    running: usize,
+    waiting: usize,
+    usage: f64,
+}
+
+/// A duration that a process measured at its start.
+fn drawn(started: u64, salt: u64) -> f64 {
+    1.0 + (started.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(salt) >> 40) as f64 / 1e7
+}
+
 impl Sglang {
     fn capacity(&self) -> usize {
         self.house.setup.block * self.house.setup.blocks
@@ -32,6 +48,8 @@ impl Sglang {
             "enable_metrics": self.options.metrics, "enable_deterministic_inference": self.options.deterministic,
             "speculative_algorithm": self.options.speculative, "preferred_sampling_params": self.options.preferred,
             "weight_version": self.house.weight_version(), "disable_radix_cache": self.house.setup.block == 0,
+            "random_seed": self.house.started() % 1_073_741_824, "startup_time": {"load_weight": drawn(self.house.started(), 1),
+            "init_cuda_graph": drawn(self.house.started(), 2)},
             "sampling_defaults": self.options.sampling_defaults, "incremental_streaming_output": self.options.incremental,
             "reasoning_parser": self.house.setup.reasoning_end.as_ref().map(|_| "deepseek-r1"),
             "chat_template": null, "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
