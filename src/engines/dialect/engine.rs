@@ -1,6 +1,7 @@
 //! An identified engine: everything about one server that decides which requests may be sent to it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
@@ -79,6 +80,8 @@ pub struct Load {
     pub kv_usage: Option<f64>,
     /// Maximum requests that it computes at once; `None` if it does not report that.
     pub limit: Option<u32>,
+    /// Age of these figures when they were reported; zero where they are of that moment.
+    pub age: Duration,
 }
 
 /// One server, as identified by its answers.

@@ -16,6 +16,7 @@
 mod first_token;
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -298,11 +299,16 @@ fn has_float(value: &Value) -> bool {
 /// differently.
 #[derive(Deserialize)]
 struct Loads {
+    /// Time of the answer, ISO 8601.
+    timestamp: Option<String>,
     loads: Vec<RankLoad>,
 }
 
 #[derive(Deserialize)]
 struct RankLoad {
+    /// Time at which the scheduler published these figures, by the same clock, seconds of Unix time:
+    /// at every prefill and while idle, else once in `--load-snapshot-publish-interval` steps.
+    timestamp: Option<f64>,
     #[serde(alias = "num_reqs")]
     num_running_reqs: u32,
     #[serde(alias = "num_queue_reqs")]
@@ -317,8 +323,20 @@ impl Loads {
             running: sum(|rank| rank.num_running_reqs),
             waiting: sum(|rank| rank.num_waiting_reqs),
             kv_usage: shared::fullest(self.loads.iter().filter_map(|rank| rank.token_usage)),
+            age: self.age(),
             limit: None,
         })
+    }
+
+    /// Age of the oldest figures; zero where no times are reported.
+    fn age(&self) -> Duration {
+        let now = self.timestamp.as_deref();
+        let now = now.and_then(|now| OffsetDateTime::parse(now, &Rfc3339).ok());
+        let Some(now) = now.map(|now| now.unix_timestamp_nanos() as f64 * 1e-9) else {
+            return Duration::ZERO;
+        };
+        let ages = self.loads.iter().filter_map(|rank| Some(now - rank.timestamp?));
+        Duration::try_from_secs_f64(ages.fold(0.0, f64::max)).unwrap_or(Duration::MAX)
     }
 }
 

@@ -8,6 +8,8 @@ mod params;
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
@@ -35,6 +37,8 @@ pub struct Options {
     pub sampling_defaults: &'static str,
     /// Whole chats have ids if they are asked for; older servers ignore that.
     pub chat_ids: bool,
+    /// `--load-snapshot-publish-interval`: steps of decoding between two publications of the load.
+    pub publish_interval: usize,
     /// `--speculative-algorithm`
     pub speculative: Option<&'static str>,
     /// The block of the setup is the page size; 0 is `--disable-radix-cache`.
@@ -51,6 +55,7 @@ impl Default for Options {
             cache_report: false,
             sampling_defaults: "model",
             chat_ids: true,
+            publish_interval: 15,
             speculative: None,
             setup: Setup { block: 1, blocks: 262_144, ..Setup::default() },
         }
@@ -60,6 +65,8 @@ impl Default for Options {
 pub struct Sglang {
     pub house: Arc<House>,
     pub options: Options,
+    /// The load that was published last.
+    snapshot: Mutex<Option<info::Snapshot>>,
 }
 
 /// A refusal: its status and its whole body.
@@ -90,7 +97,7 @@ impl From<Wrong> for Refusal {
 
 impl Sglang {
     pub fn new(options: Options) -> Self {
-        Self { house: House::new(options.setup.clone()), options }
+        Self { house: House::new(options.setup.clone()), options, snapshot: Mutex::default() }
     }
 
     async fn route(&self, request: Request, out: &mut Out) -> Sent {

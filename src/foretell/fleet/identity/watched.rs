@@ -29,6 +29,8 @@ const RELAY: &str = "relay";
 const STRANGER: &str = "unknown";
 /// Interval at which a replica is checked for being idle.
 const LOOK: Duration = Duration::from_millis(250);
+/// Age from which on a load report says nothing: its page is not there any more.
+const OUTDATED: Duration = Duration::from_mins(1);
 /// Maximum random delay before a probe, so that the replicas of a fleet are not all probed at once,
 /// nor one of them by all sidecars that start with it.
 const JITTER: Duration = Duration::from_millis(1_500);
@@ -434,8 +436,10 @@ impl Watched {
             if look > 0 {
                 tokio::time::sleep(LOOK).await;
             }
-            let load = self.replica.load().filter(|load| load.at.elapsed() < STALE);
-            let busy = load.is_some_and(|load| !load.signal().is_idle());
+            // An idle engine reports fresh figures: old ones are those of a busy one.
+            let load = self.replica.load().filter(|load| load.at.elapsed() < OUTDATED);
+            let fresh = STALE + self.asking.every;
+            let busy = load.is_some_and(|load| load.at.elapsed() >= fresh || !load.signal().is_idle());
             if busy || self.replica.in_flight() > 0 {
                 return false;
             }
