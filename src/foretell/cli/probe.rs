@@ -213,6 +213,9 @@ async fn measure(
         if probe::not_asked(&shown).is_some() {
             return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
         }
+        if let Some(why) = probe::unchecked(&shown) {
+            return Err(Unknown::Unchecked(why));
+        }
         if shown.balanced {
             return Ok(Outcome::Relayed { reason: RelayReason::Balanced, why: probe::MANY.to_owned() });
         }
@@ -262,6 +265,7 @@ fn unmeasured(engine: Engine) -> Findings {
         measured: Measured::default(),
         cache: Cache::default(),
         balanced: false,
+        unchecked: None,
         removed: Vec::new(),
         notes: Vec::new(),
         calls: 0,

@@ -86,7 +86,7 @@ pub(super) struct Watched {
     pub(super) replica: Arc<Replica>,
     asking: RecognitionSettings,
     pub(super) knowledge: ArcSwap<ServerKnowledge>,
-    /// Number of times that it has become unreachable.
+    /// Number of times that it has become unreachable, and that number when it was recognised.
     away: AtomicU64,
     away_before: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
@@ -369,6 +369,9 @@ impl Watched {
                         RelayReason::NoVerifyMethod,
                         format!("{}: {why}", method.name()),
                     ));
+                }
+                if let Some(why) = probe::unchecked(&shown) {
+                    return Err(Unknown::Unchecked(why));
                 }
                 let (one, calls) = (!shown.balanced, shown.calls);
                 tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
