@@ -253,10 +253,14 @@ impl Codec for Sglang {
         shared::fan_out_result(asked.nodes + 1, sent, body)
     }
 
-    fn missing(&self, answers: &Answers, _: VerifyMethod) -> String {
+    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
         let off = answers.at(SERVER_INFO, "/disable_radix_cache").is_some_and(|off| off == json!(true));
-        if off { "its prefix cache is off" } else { "this version does not report where a text ends" }
-            .to_owned()
+        match method {
+            VerifyMethod::Tree | VerifyMethod::Native => "SGLang has no such endpoint",
+            VerifyMethod::Score | VerifyMethod::FanOut if off => "its prefix cache is off",
+            VerifyMethod::Score | VerifyMethod::FanOut => "this version does not report where a text ends",
+        }
+        .to_owned()
     }
 
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
