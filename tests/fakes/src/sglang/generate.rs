@@ -195,9 +195,12 @@ impl Sglang {
     fn told(&self, sequence: &Sequence, pieces: &[Piece], settings: &OutputSettings, from: usize) -> Value {
         let output: Vec<u32> = pieces.iter().skip(from).map(|piece| piece.token).collect();
         let text: String = pieces.iter().skip(from).map(|piece| piece.text.as_str()).collect();
+        let completion = sequence.output().len();
         let mut meta = json!({"id": settings.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
-            "weight_version": self.house.weight_version(), "total_retractions": 0, "completion_tokens": sequence.output().len(),
-            "cached_tokens": sequence.cached, "e2e_latency": 0.01});
+            "weight_version": self.house.weight_version(), "weight_versions": self.weight_versions(completion),
+            "num_retractions": 0, "reasoning_tokens": 0, "completion_tokens": completion,
+            "cached_tokens": sequence.cached, "cached_tokens_details": cached_details(sequence.cached), "dp_rank": null,
+            "e2e_latency": 0.01, "response_sent_to_client_ts": 0.0});
         if settings.logprobs {
             let inputs = self.input_logprobs(sequence, settings);
             meta.as_object_mut().expect("an object").extend(inputs);
@@ -264,6 +267,11 @@ impl Sglang {
             .map(|(token, logprob)| json!([logprob, token, self.spelling(token, settings)]))
             .collect()
     }
+}
+
+/// Where the cached tokens were; null without any.
+fn cached_details(cached: usize) -> Value {
+    if cached > 0 { json!({"device": cached, "host": 0}) } else { Value::Null }
 }
 
 fn finish(sequence: &Sequence) -> Value {
