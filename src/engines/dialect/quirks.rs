@@ -56,6 +56,9 @@ pub struct Quirks {
     /// Routes whose streams have no event for usage, though the client asks for it (llama.cpp:
     /// completions, Triton: both).
     pub no_usage_event: &'static [Route],
+    /// Routes whose streams leave the members that are null out of their last usage (SGLang:
+    /// completions).
+    pub bare_usage: &'static [Route],
     /// The `content-type` of its whole answers.
     pub json_type: &'static str,
     /// Its first calls ask for usage in every event, and every event has it (vLLM): where it is
@@ -167,6 +170,7 @@ impl Quirks {
         usage_counts_end: true,
         unasked_usage: None,
         no_usage_event: &[],
+        bare_usage: &[],
         json_type: "application/json",
         usage_runs: false,
         usage_runs_alone: false,

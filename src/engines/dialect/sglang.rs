@@ -52,6 +52,10 @@ const MAX_PROMPTS: usize = 64;
 /// after the end.
 const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 
+/// The version that was seen to list the versions of the weights in whole answers; earlier ones were
+/// not run.
+const LISTS_WEIGHTS: [u32; 3] = [0, 5, 23];
+
 /// The codec of SGLang.
 pub struct Sglang;
 
@@ -70,6 +74,7 @@ const QUIRKS: Quirks = Quirks {
     stop_field_names_end: true,
     tidies_text: true,
     usage_runs_alone: true,
+    bare_usage: &[Route::Completions],
     bare_end: true,
     model_defaults: true,
     stops_in_special: true,
@@ -204,14 +209,36 @@ impl Codec for Sglang {
     /// not.
     fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
         let mut members = Map::new();
-        if route == Route::Chat && whole {
+        if !whole {
+            return Value::Object(members);
+        }
+        if route == Route::Chat {
             let choice = json!({ "message": { "reasoning_content": null } });
             members.insert("choices".to_owned(), json!([choice]));
         }
-        if let Some(version) = engine.weights.as_ref().filter(|_| whole) {
-            members.insert("metadata".to_owned(), json!({ "weight_version": version }));
+        // The usage of a streamed completion, from which the answer is made, leaves out what is null.
+        let usage = json!({ "prompt_tokens_details": null, "completion_tokens_details": null });
+        members.insert("usage".to_owned(), usage);
+        if let Some(version) = &engine.weights {
+            let lists = shared::version(&engine.version).is_some_and(|version| version >= LISTS_WEIGHTS);
+            let all = json!([{ "version": version, "start": 0, "end": 0 }]);
+            let metadata = if lists {
+                json!({ "weight_version": version, "weight_versions": all })
+            } else {
+                json!({ "weight_version": version })
+            };
+            members.insert("metadata".to_owned(), metadata);
         }
         Value::Object(members)
+    }
+
+    /// The only version of the weights made all tokens: an answer of several is given up.
+    fn complete(&self, answer: &mut Value) {
+        let tokens = answer.pointer("/usage/completion_tokens").cloned();
+        let end = answer.pointer_mut("/metadata/weight_versions/0/end");
+        if let (Some(end), Some(tokens)) = (end, tokens) {
+            *end = tokens;
+        }
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

@@ -140,7 +140,9 @@ impl Sglang {
         body["choices"] = told.map(|(sequence, pieces)| self.choice(&asked, sequence, pieces)).collect();
         let thoughts = batch.sequences.iter().zip(&all).map(|(_, pieces)| counted(&asked, pieces)).sum();
         body["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
-        body["metadata"] = json!({"weight_version": "default"});
+        let version = self.house.weight_version();
+        let first = batch.sequences.first().map_or(0, |sequence| sequence.output().len());
+        body["metadata"] = json!({"weight_version": version, "weight_versions": self.weight_versions(first)});
         out.json(200, &body).await
     }
 
@@ -231,6 +233,11 @@ impl Sglang {
             event["choices"] = json!([]);
             let thoughts = partings.iter().map(|parting| parting.thoughts).sum();
             event["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
+            if !asked.chat {
+                // `exclude_none` (`serving_completions.py`).
+                let members = event["usage"].as_object_mut().expect("an object");
+                members.retain(|_, value| !value.is_null());
+            }
             out.event(event).await?;
         }
         out.event("[DONE]").await?;
