@@ -152,9 +152,9 @@ impl DrafterService {
         Self { commands: CommandQueue::new(commands), config, end }
     }
 
-    /// Drafts only ids below `end`: the rows of a model may be longer than its vocabulary (padding),
-    /// and a target may end at an id that it does not know. Sampled drafts stay exact, because no
-    /// such id is ever drawn.
+    /// Drafts only ids below `end`: the rows of a model may be longer than its vocabulary
+    /// (padding), and a target may end at an id that it does not know. Sampled drafts stay exact,
+    /// because no such id is ever drawn.
     #[must_use]
     pub fn bounded(self, end: TokenId) -> Self {
         Self { end: self.end.min(end), ..self }

@@ -673,7 +673,8 @@ fn an_id_that_no_token_has_counts_on_the_accepted_path_alone() {
 
 #[test]
 fn no_verify_request_has_an_id_outside_the_vocabulary() {
-    // The prompt "abcabc" lets the lookups draft 1 and 2 after 0; an engine may die of an unknown id.
+    // The prompt "abcabc" lets the lookups draft 1 and 2 after 0; an engine may die of an unknown
+    // id.
     for (vocabulary, drafted) in [(3, vec![1, 2]), (2, vec![1]), (1, vec![])] {
         let mut desk = Desk::new(Rules { vocabulary, ..rules() }, Ending::default());
         let plain = desk.plain();

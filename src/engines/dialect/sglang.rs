@@ -52,8 +52,8 @@ const MAX_PROMPTS: usize = 64;
 /// after the end.
 const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 
-/// The version that was seen to list the versions of the weights in whole answers; earlier ones were
-/// not run.
+/// The version that was seen to list the versions of the weights in whole answers; earlier ones
+/// were not run.
 const LISTS_WEIGHTS: [u32; 3] = [0, 5, 23];
 
 /// The codec of SGLang.
@@ -216,7 +216,8 @@ impl Codec for Sglang {
             let choice = json!({ "message": { "reasoning_content": null } });
             members.insert("choices".to_owned(), json!([choice]));
         }
-        // The usage of a streamed completion, from which the answer is made, leaves out what is null.
+        // The usage of a streamed completion, from which the answer is made, leaves out what is
+        // null.
         let usage = json!({ "prompt_tokens_details": null, "completion_tokens_details": null });
         members.insert("usage".to_owned(), usage);
         if let Some(version) = &engine.weights {
@@ -337,8 +338,9 @@ struct Loads {
 
 #[derive(Deserialize)]
 struct RankLoad {
-    /// Time at which the scheduler published these figures, by the same clock, seconds of Unix time:
-    /// at every prefill and while idle, else once in `--load-snapshot-publish-interval` steps.
+    /// Time at which the scheduler published these figures, by the same clock, seconds of Unix
+    /// time: at every prefill and while idle, else once in `--load-snapshot-publish-interval`
+    /// steps.
     timestamp: Option<f64>,
     #[serde(alias = "num_reqs")]
     num_running_reqs: u32,

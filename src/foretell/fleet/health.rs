@@ -331,7 +331,8 @@ impl Health {
         }
     }
 
-    /// Counts a change of the breaker by silence, which changes nothing where failures have opened it.
+    /// Counts a change of the breaker by silence, which changes nothing where failures have opened
+    /// it.
     fn turned_by_silence(&self, to: BreakerState) {
         if self.by_failures() == BreakerState::Closed {
             self.turned(to);
@@ -378,7 +379,8 @@ impl Health {
         wanted
     }
 
-    /// Looks for signs of life: ends a silence, or asks for a question. A replica that is down has health checks.
+    /// Looks for signs of life: ends a silence, or asks for a question. A replica that is down has
+    /// health checks.
     pub(super) fn look(&self) -> Look {
         if !self.connects() {
             return Look::Nothing;

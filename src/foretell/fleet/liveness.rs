@@ -1,9 +1,10 @@
 //! Decides if a replica answers anything at all.
 //!
-//! The kernel accepts connections for a process that is stopped or hangs, so only received bytes prove that one runs:
-//! the head or a part of any answer, to a client's request or to a question of Foretell's. A replica that was quiet
-//! for [`QUIET`] gets a question that its engine answers without its model; after [`UNANSWERED`] of them in a row in
-//! which nothing was received it is silent. A long prefill is not: it delays tokens, not every byte.
+//! The kernel accepts connections for a process that is stopped or hangs, so only received bytes
+//! prove that one runs: the head or a part of any answer, to a client's request or to a question of
+//! Foretell's. A replica that was quiet for [`QUIET`] gets a question that its engine answers
+//! without its model; after [`UNANSWERED`] of them in a row in which nothing was received it is
+//! silent. A long prefill is not: it delays tokens, not every byte.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +20,7 @@ pub(super) const QUESTION_WITHIN: Duration = Duration::from_secs(3);
 /// Number of unanswered questions in a row after which a replica is silent.
 const UNANSWERED: u32 = 2;
 
-/// What [`Liveness::look`] found.
+/// Result of a look at a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
     /// Nothing is to be done.
@@ -33,7 +34,8 @@ pub(super) enum Look {
 /// The signs of life of one replica.
 #[derive(Debug, Default)]
 pub(super) struct Liveness {
-    /// A byte was received since the last look; so a busy connection writes it four times a second at most.
+    /// A byte was received since the last look; so a busy connection writes it four times a second
+    /// at most.
     heard: AtomicBool,
     silent: AtomicBool,
     quiet: Mutex<Quiet>,
@@ -103,8 +105,8 @@ mod tests {
         Tick(millis * 1000)
     }
 
-    /// Looks every 250 ms, and ends questions in time; returns the time at which it became silent, ms. `heard`: the
-    /// times at which a byte was received.
+    /// Looks every 250 ms, and ends questions in time; returns the time at which it became silent,
+    /// ms. `heard`: the times at which a byte was received.
     fn silent_at(liveness: &Liveness, until: u64, heard: impl Fn(u64) -> bool) -> Option<u64> {
         let within = QUESTION_WITHIN.as_millis() as u64;
         let mut asked = None;
@@ -133,7 +135,8 @@ mod tests {
 
     #[test]
     fn any_byte_now_and_then_keeps_it_alive() {
-        // The tokens of a slow stream, or the questions that a server answers during a long prefill.
+        // The tokens of a slow stream, or the questions that a server answers during a long
+        // prefill.
         assert_eq!(silent_at(&Liveness::default(), 600_000, |now| now % 8_000 == 0), None);
         // A late answer to the first question.
         assert_eq!(silent_at(&Liveness::default(), 600_000, |now| now % 6_000 == 5_750), None);

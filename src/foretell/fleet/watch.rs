@@ -1,5 +1,5 @@
-//! The background tasks of a fleet: health checks of replicas that are down, questions to those that
-//! are quiet, and lookups of names.
+//! The background tasks of a fleet: health checks of replicas that are down, questions to those
+//! that are quiet, and lookups of names.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -47,8 +47,8 @@ pub enum Unknown {
     /// It cannot be reached.
     #[error("not reachable: {0}")]
     Unreachable(String),
-    /// It does not answer in time. A known engine is still the same: it is busy, or hangs, which the
-    /// fleet notices by itself.
+    /// It does not answer in time. A known engine is still the same: it is busy, or hangs, which
+    /// the fleet notices by itself.
     #[error("not reachable: {0}")]
     Late(String),
     /// It could not be checked that a single engine answers.
