@@ -89,6 +89,8 @@ pub(super) struct Watched {
     /// Number of times that it has become unreachable, and that number when it was recognised.
     away: AtomicU64,
     away_before: AtomicU64,
+    /// Number of times that it was reached again when it was recognised.
+    returns_before: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
     /// `None` before the check.
     one: Mutex<Option<One>>,
@@ -117,6 +119,7 @@ impl Watched {
             knowledge: ArcSwap::from_pointee(unknown),
             away: AtomicU64::new(0),
             away_before: AtomicU64::new(0),
+            returns_before: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
@@ -193,7 +196,12 @@ impl Watched {
         }
         let before = self.identity();
         let times = self.away.load(Ordering::Relaxed);
-        let away = Away { times, since: times != self.away_before.load(Ordering::Relaxed) };
+        let returns = *self.replica.returns().borrow();
+        // A process that shows who it is may be asked for it whenever another might have taken over.
+        let shows = before.as_ref().is_some_and(|before| before.engine.process.is_some());
+        let since = times != self.away_before.load(Ordering::Relaxed)
+            || (shows && returns != self.returns_before.load(Ordering::Relaxed));
+        let away = Away { times, since };
         let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.rounds_seen).await;
         let asked = match asked {
             Ok(identity) if before.as_ref().is_none_or(|before| before.is_news(&identity)) => {
@@ -207,6 +215,7 @@ impl Watched {
         match asked {
             Ok(identity) => {
                 self.away_before.store(times, Ordering::Relaxed);
+                self.returns_before.store(returns, Ordering::Relaxed);
                 if before.as_ref().is_none_or(|before| before.is_news(&identity)) {
                     tracing::info!(
                         replica = self.replica.label(),
