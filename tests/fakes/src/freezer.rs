@@ -1,5 +1,5 @@
-//! A process that is stopped by `SIGSTOP`, as its clients see it: connections are accepted by the kernel, and nothing is
-//! read or answered until it is continued.
+//! A process that is stopped by `SIGSTOP`, as its clients see it: connections are accepted by the
+//! kernel, and nothing is read or answered until it is continued.
 
 use std::net::SocketAddr;
 

@@ -306,8 +306,8 @@ impl House {
         Slots(Some(Taken { house: Arc::clone(self), sequences, _permit: permit }))
     }
 
-    /// Waits until the running steps have ended. No step begins while the result is held: a step that
-    /// takes long, as others see it.
+    /// Waits until the running steps have ended. No step begins while the result is held: a step
+    /// that takes long, as others see it.
     pub async fn scheduler(&self) -> OwnedRwLockWriteGuard<()> {
         Arc::clone(&self.stepping).write_owned().await
     }

@@ -150,8 +150,9 @@ impl Sglang {
         })
     }
 
-    /// Checks the ids of prompts as the real server does: not at all. Its embedding fails an assertion
-    /// of theirs, which ends the scheduler and with it the process ("index out of range in self").
+    /// Checks the ids of prompts as the real server does: not at all. Its embedding fails an
+    /// assertion of theirs, which ends the scheduler and with it the process ("index out of range
+    /// in self").
     fn in_vocabulary(&self, prompts: &[Vec<u32>]) -> Result<(), Refusal> {
         let Some(id) = outside(prompts, &self.house.toy) else { return Ok(()) };
         self.house.kill_by(&format!("a prompt with the id {id}, which is outside the vocabulary"));

@@ -197,7 +197,8 @@ impl Watched {
         let before = self.identity();
         let times = self.away.load(Ordering::Relaxed);
         let returns = *self.replica.returns().borrow();
-        // A process that shows who it is may be asked for it whenever another might have taken over.
+        // A process that shows who it is may be asked for it whenever another might have taken
+        // over.
         let shows = before.as_ref().is_some_and(|before| before.engine.process.is_some());
         let since = times != self.away_before.load(Ordering::Relaxed)
             || (shows && returns != self.returns_before.load(Ordering::Relaxed));

@@ -57,8 +57,8 @@ impl Sglang {
             "chat_template": null, "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
     }
 
-    /// The load as the scheduler published it last: at once at a prefill and while idle, else once in
-    /// so many steps of decoding.
+    /// The load as the scheduler published it last: at once at a prefill and while idle, else once
+    /// in so many steps of decoding.
     pub(super) fn loads(&self) -> Value {
         let (house, capacity) = (&self.house, self.capacity());
         let now = OffsetDateTime::now_utc();
