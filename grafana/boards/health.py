@@ -263,9 +263,9 @@ def replicas() -> tuple[Panel, ...]:
             states={0: ("not reached", "red"), 1: ("reached", "green")},
             absent="no replica",
             width=12,
-            says="`reached` if the last request, or health check, reached the replica.",
+            says="`reached` if the last request, or health check, reached the replica, and it answers.",
             good="reached.",
-            otherwise="check the engine, and the network in between.",
+            otherwise="check the engine, and the network in between; `silent` on the status page: the engine hangs.",
         ),
         lines(
             "Requests to replicas",

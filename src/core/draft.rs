@@ -74,6 +74,17 @@ impl Draft {
         }
     }
 
+    /// The draft without ids that are not below `end`: an engine may refuse a request with one, or
+    /// die of it. A sampled draft has none, because its drafter draws none; to cut it by its tokens
+    /// would not be exact.
+    #[must_use]
+    pub fn within(self, end: TokenId) -> Self {
+        match self {
+            Self::Tree(tree) => tree.within(end).into(),
+            sampled @ Self::Sampled(_) => sampled,
+        }
+    }
+
     /// The sampled chain with its distributions; `None` for a tree.
     pub fn sampled(&self) -> Option<&Arc<Sampled>> {
         match self {

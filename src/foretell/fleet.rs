@@ -14,6 +14,7 @@ mod health;
 pub mod identity;
 pub mod key;
 pub mod link;
+mod liveness;
 pub mod load;
 pub mod models;
 pub mod probe;
@@ -198,10 +199,11 @@ impl Fleet {
     }
 
     /// The backends without an answering replica, except those that the operator disabled: requests
-    /// to them fail.
+    /// to them fail or wait.
     pub fn out(&self) -> Vec<&str> {
-        let out =
-            |health_state: &HealthState| matches!(health_state, HealthState::Down | HealthState::Broken);
+        let out = |health_state: &HealthState| {
+            matches!(health_state, HealthState::Silent | HealthState::Down | HealthState::Broken)
+        };
         let all_out = |backend: &&Backend| {
             let states: Vec<HealthState> =
                 backend.replicas().iter().map(|replica| replica.health_state()).collect();

@@ -118,6 +118,8 @@ const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
 pub struct DrafterService {
     commands: CommandQueue,
     config: ModelConfig,
+    /// One more than the largest id that it drafts in its own vocabulary.
+    end: TokenId,
 }
 
 /// One session's lane in the drafter's cache; returned when dropped.
@@ -146,7 +148,16 @@ impl DrafterService {
             // The inbox was dropped with the closure: every call now answers `Stopped`.
             tracing::error!(%error, "the drafter's thread cannot be started");
         }
-        Self { commands: CommandQueue::new(commands), config }
+        let end = TokenId::try_from(config.vocabulary).unwrap_or(TokenId::MAX);
+        Self { commands: CommandQueue::new(commands), config, end }
+    }
+
+    /// Drafts only ids below `end`: the rows of a model may be longer than its vocabulary
+    /// (padding), and a target may end at an id that it does not know. Sampled drafts stay exact,
+    /// because no such id is ever drawn.
+    #[must_use]
+    pub fn bounded(self, end: TokenId) -> Self {
+        Self { end: self.end.min(end), ..self }
     }
 
     /// Requests that wait for the model, or that it works on.
@@ -171,6 +182,7 @@ impl DrafterService {
         let slot = Command::DrafterSlot {
             noise,
             output_vocabulary: OutputVocabulary::Own,
+            end: self.end,
             commands: self.commands.clone(),
             reply,
         };
@@ -202,7 +214,8 @@ impl DrafterService {
         output_vocabulary: OutputVocabulary,
     ) -> Option<DrafterSlot> {
         let (reply, answer) = oneshot::channel();
-        let slot = Command::DrafterSlot { noise, output_vocabulary, commands: self.commands.clone(), reply };
+        let (end, commands) = (self.end, self.commands.clone());
+        let slot = Command::DrafterSlot { noise, output_vocabulary, end, commands, reply };
         self.commands.send(slot).ok()?;
         answer.await.ok().flatten()
     }

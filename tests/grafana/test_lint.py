@@ -10,7 +10,7 @@ import yaml
 RUNBOOKS = [dashboards.ROOT / f"docs/{name}.md" for name in ("runbooks", "runbooks-service")]
 TESTS = [dashboards.RULES.with_name(f"foretell.{name}.test.yaml") for name in ("rules", "days")]
 ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
-          "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh",
+          "ForetellReplicaSilent", "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh",
           "ForetellStoreDown", "ForetellDrafterStale", "ForetellRecordingFails"}
 # Where the links of alerts lead: the repository of Cargo.toml.
 REPOSITORY = re.search(r'^repository = "(.+)"$', (dashboards.ROOT / "Cargo.toml").read_text(), flags=re.M)[1]
@@ -133,7 +133,7 @@ class Rules(unittest.TestCase):
     def test_the_waiting_times_are_those_that_are_promised(self):
         waits = {rule["alert"]: rule.get("for") for rule in dashboards.rules()}
         promised = {"ForetellSlowerThanControl": "10m", "ForetellConfigNotSynchronized": "5m", "ForetellReplicaDown": "2m",
-                    "ForetellBreakerOpen": "2m"}
+                    "ForetellReplicaSilent": None, "ForetellBreakerOpen": "2m"}
         self.assertEqual({name: waits[name] for name in promised}, promised)
 
     def test_every_alert_has_a_runbook_with_all_its_parts(self):

@@ -373,8 +373,8 @@ describe("what may go wrong", () => {
     await page.locator("#state", { hasText: "outage: target" }).waitFor();
     assert.equal(await page.title(), "outage: target – Foretell");
     assert.equal(await text(page, "#summary-word"), "Outage.");
-    assert.match(await text(page, "#summary"), /^No replica of backend target can be reached\.$/);
-    assert.match(await text(page, "#problems"), /Outage: no replica of backend target can be reached/);
+    assert.match(await text(page, "#summary"), /^No replica of backend target answers\.$/);
+    assert.match(await text(page, "#problems"), /Outage: no replica of backend target answers/);
     await context.close();
     await own.end();
   });

@@ -5,4 +5,5 @@ mod discovery;
 mod house;
 mod names;
 mod retry;
+mod silent;
 mod tls;

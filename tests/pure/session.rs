@@ -672,6 +672,24 @@ fn an_id_that_no_token_has_counts_on_the_accepted_path_alone() {
 }
 
 #[test]
+fn no_verify_request_has_an_id_outside_the_vocabulary() {
+    // The prompt "abcabc" lets the lookups draft 1 and 2 after 0; an engine may die of an unknown
+    // id.
+    for (vocabulary, drafted) in [(3, vec![1, 2]), (2, vec![1]), (1, vec![])] {
+        let mut desk = Desk::new(Rules { vocabulary, ..rules() }, Ending::default());
+        let plain = desk.plain();
+        let asked = desk.token(plain, 0);
+        let Some((_, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
+        assert_eq!(draft.nodes().iter().map(|node| node.token).collect::<Vec<_>>(), drafted);
+    }
+    // Neither has one that the model drafter proposes.
+    let (mut desk, draft) = asking(Rules { vocabulary: 5, lookups: Vec::new(), ..rules() });
+    let asked = desk.tell(draft, Event::Draft(chain(&[4, 5]).into()));
+    let Some((_, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
+    assert_eq!(draft.nodes().iter().map(|node| node.token).collect::<Vec<_>>(), [4]);
+}
+
+#[test]
 fn a_disconnected_client_cancels_pending_actions() {
     let mut desk = desk();
     let (verify, _) = desk.take_step();

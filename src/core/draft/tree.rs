@@ -240,6 +240,20 @@ impl Tree {
         self
     }
 
+    /// The tree without the nodes whose tokens are not below `end`, and without those behind them.
+    pub(super) fn within(self, end: TokenId) -> Self {
+        if self.nodes.iter().all(|node| node.token < end) {
+            return self;
+        }
+        let mut kept: Vec<bool> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let follows = node.parent.is_none_or(|parent| kept.get(parent) == Some(&true));
+            kept.push(follows && node.token < end);
+        }
+        let order: Vec<usize> = (0..kept.len()).filter(|&index| kept.get(index) == Some(&true)).collect();
+        self.picked(order.into_iter())
+    }
+
     /// Keeps the first `len` nodes.
     pub fn truncate(&mut self, len: usize) {
         self.nodes.truncate(len);
@@ -362,5 +376,18 @@ mod tests {
         let (both, one): (Vec<_>, Vec<_>) = (voters(0), voters(1));
         assert_eq!(both, [(Source::Model, 0), (Source::PromptLookup, 7)], "the first vote counts");
         assert_eq!((one, tree.len()), (vec![(Source::Model, 0)], 3));
+    }
+
+    #[test]
+    fn what_is_behind_an_id_outside_the_vocabulary_goes_with_it() {
+        let node = |token, parent| Node::new(token, parent, Vote::new(Source::Model, Features::default()));
+        let mut tree = Tree::default();
+        for (token, parent) in [(9, None), (1, None), (2, Some(0)), (3, Some(1)), (9, Some(3)), (4, Some(3))]
+        {
+            tree.push(node(token, parent));
+        }
+        assert_eq!(tree.clone().within(10), tree);
+        let kept: Vec<_> = tree.within(9).nodes().iter().map(|node| (node.token, node.parent)).collect();
+        assert_eq!(kept, [(1, None), (3, Some(0)), (4, Some(1))]);
     }
 }

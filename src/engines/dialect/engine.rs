@@ -1,6 +1,7 @@
 //! An identified engine: everything about one server that decides which requests may be sent to it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
@@ -79,6 +80,8 @@ pub struct Load {
     pub kv_usage: Option<f64>,
     /// Maximum requests that it computes at once; `None` if it does not report that.
     pub limit: Option<u32>,
+    /// Age of these figures when they were reported; zero where they are of that moment.
+    pub age: Duration,
 }
 
 /// One server, as identified by its answers.
@@ -92,6 +95,9 @@ pub struct Engine {
     pub version: String,
     /// Start time of its process, in microseconds of Unix time; `None` if it does not report that.
     pub started: Option<u64>,
+    /// A number that its process drew when it started, in place of a start time; `None` if it shows
+    /// none. Unlike [`Self::started`] it is on a page that is only requested to recognise it.
+    pub process: Option<u64>,
     /// The name of its process in each of its answers (`system_fingerprint`); `None` if they have
     /// none.
     pub mark: Option<String>,
@@ -196,6 +202,7 @@ impl Engine {
             model: model.into(),
             version: version.into(),
             started: None,
+            process: None,
             mark: None,
             weights: None,
             context: None,

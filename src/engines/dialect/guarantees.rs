@@ -243,7 +243,8 @@ leaves and returns byte for byte. In `auto` a request may be sent as a stream, w
 is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat before
 SGLang may be asked for in two parts ([how](engines-sglang.md)), whose events are written here. `usage.foretell` is in
 speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
-`--enable-scale-out`): `prompt_tokens_details`, which it reports at the end of its own stream only; it is null there.
+`--enable-scale-out`), or of an SGLang with `--enable-cache-report`: `prompt_tokens_details`, which they report at the
+end of their own streams only; it is null there.
 
 In a cell, `score`, `fan_out`, `tree` or `native` is the verification method; `–` means that the request is relayed as
 it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two

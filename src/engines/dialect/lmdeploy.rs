@@ -208,7 +208,7 @@ impl Codec for Lmdeploy {
             running: shared::metric(body, &["lmdeploy:num_requests_running"])? as u32,
             waiting: waiting as u32,
             kv_usage: shared::largest(body, &["lmdeploy:gpu_cache_usage_perc"]),
-            limit: None,
+            ..Load::default()
         })
     }
 }

@@ -121,8 +121,10 @@ pub struct Findings {
     pub measured: Measured,
     /// Findings about the engine's prefix cache.
     pub cache: Cache,
-    /// More than one engine seems to answer, or it could not be shown that only one does.
+    /// More than one engine seems to answer: a text that was sent was not found cached.
     pub balanced: bool,
+    /// Reason why it is not known how many engines answer, after a probe for that; `None` if it is.
+    pub unchecked: Option<String>,
     /// Verification methods that were given up, with the reason.
     pub removed: Vec<(VerifyMethod, String)>,
     /// Notes for the operator.
@@ -225,7 +227,7 @@ impl Prober {
 
     fn stop(&mut self, why: &str) {
         self.over = true;
-        self.learning.note(why);
+        self.learning.stop(why);
     }
 
     fn step(&mut self, task: Task) -> Option<Step> {

@@ -16,6 +16,10 @@ pub struct Quirks {
     /// Foretell speculates on it and has never run with the real engine, only with a strict fake
     /// built from its source.
     pub experimental: bool,
+    /// The pages by which a known engine is checked for being the same one; empty: those of the
+    /// introduction that it answered. Needed where one of these waits for the model: a late answer
+    /// would look like an outage during every long prefill.
+    pub same_by: &'static [&'static str],
     /// The most common configuration, for the page of guarantees; `None` if it is only relayed to.
     pub usual: Option<Usual>,
     /// The noise of a seeded request may be a function of the position in some version or setting
@@ -52,6 +56,9 @@ pub struct Quirks {
     /// Routes whose streams have no event for usage, though the client asks for it (llama.cpp:
     /// completions, Triton: both).
     pub no_usage_event: &'static [Route],
+    /// Routes whose streams leave the members that are null out of their last usage (SGLang:
+    /// completions).
+    pub bare_usage: &'static [Route],
     /// The `content-type` of its whole answers.
     pub json_type: &'static str,
     /// Its first calls ask for usage in every event, and every event has it (vLLM): where it is
@@ -142,6 +149,7 @@ impl Quirks {
     pub const COMMON: Self = Self {
         owner: None,
         experimental: false,
+        same_by: &[],
         usual: None,
         noise_may_be_placed: false,
         cache_setting: CacheSetting::None,
@@ -156,6 +164,7 @@ impl Quirks {
         usage_counts_end: true,
         unasked_usage: None,
         no_usage_event: &[],
+        bare_usage: &[],
         json_type: "application/json",
         usage_runs: false,
         usage_runs_alone: false,

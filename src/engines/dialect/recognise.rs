@@ -154,6 +154,20 @@ pub fn introduction() -> Vec<Question> {
     [MODELS, VERSION, PROPS, SERVER_INFO, INFO, OLLAMA_VERSION, KSERVE].map(Question::get).into()
 }
 
+/// The questions by which a known engine, which gave these answers, is checked for being the same
+/// one: none that it refused then, nor any that makes it compute.
+pub fn check_of(dialect: Dialect, answers: &Answers, start_page: Option<&str>) -> Vec<Question> {
+    let mut pages = match dialect.quirks().same_by {
+        [] => introduction(),
+        pages => pages.iter().copied().map(Question::get).collect(),
+    };
+    pages.retain(|page| answers.text(&page.path).is_some());
+    if let Some(start) = start_page.filter(|start| pages.iter().all(|page| page.path != **start)) {
+        pages.push(Question { path: start.to_owned().into(), body: None });
+    }
+    pages
+}
+
 /// The page on which an engine reports its start time; `None` if it does not.
 pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&'static str> {
     let page = dialect.codec().start_page()?;

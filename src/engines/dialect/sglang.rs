@@ -16,9 +16,13 @@
 mod first_token;
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
@@ -48,12 +52,17 @@ const MAX_PROMPTS: usize = 64;
 /// after the end.
 const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 
+/// The version that was seen to list the versions of the weights in whole answers; earlier ones
+/// were not run.
+const LISTS_WEIGHTS: [u32; 3] = [0, 5, 23];
+
 /// The codec of SGLang.
 pub struct Sglang;
 
 const QUIRKS: Quirks = Quirks {
     owner: Some("sglang"),
-    experimental: true,
+    // `/server_info` waits for the running forward pass (0.5.23: `get_internal_state`).
+    same_by: &[MODELS, MODEL_INFO],
     usual: Some(Usual {
         methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
         noise: Noise::Ignored,
@@ -65,6 +74,7 @@ const QUIRKS: Quirks = Quirks {
     stop_field_names_end: true,
     tidies_text: true,
     usage_runs_alone: true,
+    bare_usage: &[Route::Completions],
     bare_end: true,
     model_defaults: true,
     stops_in_special: true,
@@ -115,7 +125,10 @@ impl Codec for Sglang {
             unparsed: is_unparsed(answers),
             counts_reasoning: info("/reasoning_parser").is_some(),
             speculates: info("/speculative_algorithm").is_some(),
-            weights: answers.word(SERVER_INFO, "/weight_version"),
+            process: process(answers),
+            weights: [MODEL_INFO, SERVER_INFO]
+                .into_iter()
+                .find_map(|page| answers.word(page, "/weight_version")),
             load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
             ..Engine::new(Dialect::Sglang, model, version)
         })
@@ -196,14 +209,37 @@ impl Codec for Sglang {
     /// not.
     fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
         let mut members = Map::new();
-        if route == Route::Chat && whole {
+        if !whole {
+            return Value::Object(members);
+        }
+        if route == Route::Chat {
             let choice = json!({ "message": { "reasoning_content": null } });
             members.insert("choices".to_owned(), json!([choice]));
         }
-        if let Some(version) = engine.weights.as_ref().filter(|_| whole) {
-            members.insert("metadata".to_owned(), json!({ "weight_version": version }));
+        // The usage of a streamed completion, from which the answer is made, leaves out what is
+        // null.
+        let usage = json!({ "prompt_tokens_details": null, "completion_tokens_details": null });
+        members.insert("usage".to_owned(), usage);
+        if let Some(version) = &engine.weights {
+            let lists = shared::version(&engine.version).is_some_and(|version| version >= LISTS_WEIGHTS);
+            let all = json!([{ "version": version, "start": 0, "end": 0 }]);
+            let metadata = if lists {
+                json!({ "weight_version": version, "weight_versions": all })
+            } else {
+                json!({ "weight_version": version })
+            };
+            members.insert("metadata".to_owned(), metadata);
         }
         Value::Object(members)
+    }
+
+    /// The only version of the weights made all tokens: an answer of several is given up.
+    fn complete(&self, answer: &mut Value) {
+        let tokens = answer.pointer("/usage/completion_tokens").cloned();
+        let end = answer.pointer_mut("/metadata/weight_versions/0/end");
+        if let (Some(end), Some(tokens)) = (end, tokens) {
+            *end = tokens;
+        }
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
@@ -245,10 +281,14 @@ impl Codec for Sglang {
         shared::fan_out_result(asked.nodes + 1, sent, body)
     }
 
-    fn missing(&self, answers: &Answers, _: VerifyMethod) -> String {
+    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
         let off = answers.at(SERVER_INFO, "/disable_radix_cache").is_some_and(|off| off == json!(true));
-        if off { "its prefix cache is off" } else { "this version does not report where a text ends" }
-            .to_owned()
+        match method {
+            VerifyMethod::Tree | VerifyMethod::Native => "SGLang has no such endpoint",
+            VerifyMethod::Score | VerifyMethod::FanOut if off => "its prefix cache is off",
+            VerifyMethod::Score | VerifyMethod::FanOut => "this version does not report where a text ends",
+        }
+        .to_owned()
     }
 
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
@@ -269,15 +309,39 @@ impl Codec for Sglang {
     }
 }
 
+/// A fingerprint of what the process drew and measured when it started: the seed that its operator
+/// left open, and how long each part of its start took. A seed alone may be the operator's.
+fn process(answers: &Answers) -> Option<u64> {
+    let startup = answers.at(SERVER_INFO, "/startup_time").filter(has_float)?;
+    let seed = answers.at(SERVER_INFO, "/random_seed");
+    let digest = Sha256::digest(json!([seed, startup]).to_string());
+    digest.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+fn has_float(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64(),
+        Value::Array(items) => items.iter().any(has_float),
+        Value::Object(members) => members.values().any(has_float),
+        Value::Null | Value::Bool(_) | Value::String(_) => false,
+    }
+}
+
 /// The answer of `/v1/loads`: one entry for each data-parallel rank. Some versions name the members
 /// differently.
 #[derive(Deserialize)]
 struct Loads {
+    /// Time of the answer, ISO 8601.
+    timestamp: Option<String>,
     loads: Vec<RankLoad>,
 }
 
 #[derive(Deserialize)]
 struct RankLoad {
+    /// Time at which the scheduler published these figures, by the same clock, seconds of Unix
+    /// time: at every prefill and while idle, else once in `--load-snapshot-publish-interval`
+    /// steps.
+    timestamp: Option<f64>,
     #[serde(alias = "num_reqs")]
     num_running_reqs: u32,
     #[serde(alias = "num_queue_reqs")]
@@ -292,8 +356,20 @@ impl Loads {
             running: sum(|rank| rank.num_running_reqs),
             waiting: sum(|rank| rank.num_waiting_reqs),
             kv_usage: shared::fullest(self.loads.iter().filter_map(|rank| rank.token_usage)),
+            age: self.age(),
             limit: None,
         })
+    }
+
+    /// Age of the oldest figures; zero where no times are reported.
+    fn age(&self) -> Duration {
+        let now = self.timestamp.as_deref();
+        let now = now.and_then(|now| OffsetDateTime::parse(now, &Rfc3339).ok());
+        let Some(now) = now.map(|now| now.unix_timestamp_nanos() as f64 * 1e-9) else {
+            return Duration::ZERO;
+        };
+        let ages = self.loads.iter().filter_map(|rank| Some(now - rank.timestamp?));
+        Duration::try_from_secs_f64(ages.fold(0.0, f64::max)).unwrap_or(Duration::MAX)
     }
 }
 

@@ -428,7 +428,7 @@ pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -
         running: metric(exposition, &[running])? as u32,
         waiting: metric(exposition, &[waiting])? as u32,
         kv_usage: largest(exposition, kv_usage),
-        limit: None,
+        ..Load::default()
     })
 }
 

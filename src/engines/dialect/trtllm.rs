@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(engine.load_path, Some("/prometheus/metrics"));
         assert_eq!(
             TrtLlm.load(metrics),
-            Some(Load { running: 2, waiting: 1, kv_usage: Some(0.5), limit: None })
+            Some(Load { running: 2, waiting: 1, kv_usage: Some(0.5), ..Load::default() })
         );
     }
 

@@ -280,6 +280,7 @@ fn may_speculate(told: &Explanation) -> bool {
 /// Reason for which a replica is considered down, from its latest calls; `None` if it is not.
 pub fn down(replica: &Replica) -> Option<&'static str> {
     match replica.health_state() {
+        HealthState::Silent => Some("it answers nothing, neither questions nor requests"),
         HealthState::Down => Some("the last call did not reach it"),
         HealthState::Broken => Some("its circuit breaker is open after repeated failures"),
         HealthState::Ready | HealthState::Disabled => None,

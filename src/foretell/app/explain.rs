@@ -104,11 +104,13 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask:
     }
     let rounds_seen = Arc::new(RoundsSeen::default());
     let asking = RecognitionSettings { renderer, ..asking(backend) };
-    match identity::ask(replica, &asking, None, 0, &rounds_seen).await {
+    match identity::ask(replica, &asking, None, identity::Away::default(), &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
-        Err(Unknown::Stranger(why)) => Answered::Relayed(RelayReason::NoVerifyMethod, why),
-        Err(Unknown::Unreachable(why)) => Answered::Down(why),
+        Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
+            Answered::Relayed(RelayReason::NoVerifyMethod, why)
+        }
+        Err(Unknown::Unreachable(why) | Unknown::Late(why)) => Answered::Down(why),
         Err(Unknown::Locked(status)) => Answered::Relayed(
             RelayReason::NoVerifyMethod,
             format!("it answers {status} without a key: name one in connect.auth.own_token_file"),

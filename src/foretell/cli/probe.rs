@@ -137,7 +137,9 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     let outcome = match looked {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
-        Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why },
+        Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
+            Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why }
+        }
         Err(Unknown::Locked(status)) => {
             let key = match args.access.api_key_file {
                 None => "give a key with --api-key-file F, or other fields with --header",
@@ -146,7 +148,7 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
             super::complain(&format_args!("foretell probe: {} answers {status}: {key}", args.url));
             return Exit::Unreachable;
         }
-        Err(Unknown::Unreachable(why)) => {
+        Err(Unknown::Unreachable(why) | Unknown::Late(why)) => {
             super::complain(&format_args!("foretell probe: {} cannot be reached: {why}", args.url));
             return Exit::Unreachable;
         }
@@ -249,6 +251,9 @@ async fn measure(
         if probe::not_asked(&shown).is_some() {
             return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
         }
+        if let Some(why) = probe::unchecked(&shown) {
+            return Err(Unknown::Unchecked(why));
+        }
         if shown.balanced {
             return Ok(Outcome::Relayed { reason: RelayReason::Balanced, why: probe::MANY.to_owned() });
         }
@@ -298,6 +303,7 @@ fn unmeasured(engine: Engine) -> Findings {
         measured: Measured::default(),
         cache: Cache::default(),
         balanced: false,
+        unchecked: None,
         removed: Vec::new(),
         notes: Vec::new(),
         calls: 0,

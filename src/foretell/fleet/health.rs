@@ -1,4 +1,4 @@
-//! Health of a replica: unreachable, breaker open, disabled by the operator.
+//! Health of a replica: unreachable, silent, breaker open, disabled by the operator.
 //!
 //! A successful request reads one atomic and writes none; the lock is taken only while something is
 //! wrong, and never across an await. Every change of the state is one log line, with its cause.
@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use super::breaker::{Breaker, BreakerState};
 use super::error::SendErrorKind;
+use super::liveness::{Liveness, Look};
 use crate::clock::Clock;
 use crate::random::SharedSplitMix64;
 use foretell_core::units::Tick;
@@ -23,6 +24,9 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 pub enum HealthState {
     /// No restriction.
     Ready,
+    /// It refuses no connection and answers nothing. Unlike the others it may still answer what is
+    /// sent now.
+    Silent,
     /// The last attempt to reach it failed.
     Down,
     /// Its breaker is open, or half open with a trial under way.
@@ -36,6 +40,7 @@ impl HealthState {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ready => "ready",
+            Self::Silent => "silent",
             Self::Down => "down",
             Self::Broken => "broken",
             Self::Disabled => "disabled",
@@ -124,6 +129,7 @@ pub(super) struct Health {
     /// True if it has answered a request, even with a refusal.
     answered: AtomicBool,
     disabled: AtomicBool,
+    liveness: Liveness,
     last_error: Mutex<Option<LastError>>,
     /// Increases whenever it can be reached again.
     returned: watch::Sender<u64>,
@@ -150,6 +156,7 @@ impl Health {
             last_error: Mutex::default(),
             returned: watch::Sender::new(0),
             disabled: AtomicBool::new(false),
+            liveness: Liveness::default(),
             check_at: AtomicU64::new(0),
             transitions: Default::default(),
             errors: Default::default(),
@@ -158,8 +165,23 @@ impl Health {
         }
     }
 
+    /// True if the last attempt to reach it succeeded, and it answers.
     pub(super) fn is_up(&self) -> bool {
+        self.connects() && !self.is_silent()
+    }
+
+    fn connects(&self) -> bool {
         self.up.load(Ordering::Relaxed)
+    }
+
+    /// True if it refuses no connection and answers nothing.
+    pub(super) fn is_silent(&self) -> bool {
+        self.liveness.is_silent()
+    }
+
+    /// Records that a byte of an answer was received.
+    pub(super) fn heard(&self) {
+        self.liveness.heard();
     }
 
     /// True if it has answered, and no later failure indicates that it would not do so again.
@@ -186,7 +208,8 @@ impl Health {
         if !self.answered.load(Ordering::Relaxed) {
             self.answered.store(true, Ordering::Relaxed);
         }
-        if !self.is_up() && !self.up.swap(true, Ordering::Relaxed) {
+        if !self.connects() && !self.up.swap(true, Ordering::Relaxed) {
+            self.heard();
             tracing::info!(replica = self.label, url = self.url, "replica is up again");
             self.returned.send_modify(|returned| *returned += 1);
         }
@@ -196,6 +219,9 @@ impl Health {
     pub(super) fn unreached(&self, cause: &str) {
         self.note(cause);
         self.check_again();
+        if self.liveness.reset(self.clock.now()) {
+            self.turned_by_silence(BreakerState::Closed);
+        }
         if self.up.swap(false, Ordering::Relaxed) {
             tracing::warn!(replica = self.label, url = self.url, cause, "replica is down");
         }
@@ -205,7 +231,13 @@ impl Health {
         self.disabled.store(disabled, Ordering::Relaxed);
     }
 
+    /// The state of the breaker, which silence opens, too.
     pub(super) fn state(&self) -> BreakerState {
+        if self.is_silent() { BreakerState::Open } else { self.by_failures() }
+    }
+
+    /// The state of the breaker by failures alone.
+    fn by_failures(&self) -> BreakerState {
         let state = BreakerState::ALL.get(usize::from(self.state.load(Ordering::Relaxed)));
         state.copied().unwrap_or(BreakerState::Open)
     }
@@ -215,12 +247,15 @@ impl Health {
         if self.disabled.load(Ordering::Relaxed) {
             return HealthState::Disabled;
         }
-        let admitted = match self.state() {
+        if self.is_silent() {
+            return HealthState::Silent;
+        }
+        let admitted = match self.by_failures() {
             BreakerState::Closed => true,
             BreakerState::HalfOpen => self.breaker.lock().admits(self.clock.now()),
             BreakerState::Open => false,
         };
-        match (admitted, self.is_up()) {
+        match (admitted, self.connects()) {
             (false, _) => HealthState::Broken,
             (true, false) => HealthState::Down,
             (true, true) => HealthState::Ready,
@@ -229,7 +264,7 @@ impl Health {
 
     /// Records that a request was assigned to the replica.
     pub(super) fn chosen(&self) {
-        if self.state() == BreakerState::HalfOpen {
+        if self.by_failures() == BreakerState::HalfOpen {
             self.breaker.lock().begin(self.clock.now());
         }
     }
@@ -245,7 +280,7 @@ impl Health {
             }
             Outcome::Answering => {
                 self.reached();
-                if self.state() != BreakerState::Closed {
+                if self.by_failures() != BreakerState::Closed {
                     let now = self.clock.now();
                     self.change("", |breaker| breaker.answering(now));
                 }
@@ -254,7 +289,7 @@ impl Health {
                 if outcome == Outcome::Reached {
                     self.reached();
                 }
-                if self.state() == BreakerState::HalfOpen {
+                if self.by_failures() == BreakerState::HalfOpen {
                     self.change("", Breaker::undecided);
                 }
             }
@@ -291,10 +326,23 @@ impl Health {
         self.state.store(after as u8, Ordering::Relaxed);
         drop(breaker);
         if before != after {
-            if let Some(count) = self.transitions.get(after as usize) {
-                count.fetch_add(1, Ordering::Relaxed);
-            }
+            self.turned(after);
             self.say(before, after, cause);
+        }
+    }
+
+    /// Counts a change of the breaker by silence, which changes nothing where failures have opened
+    /// it.
+    fn turned_by_silence(&self, to: BreakerState) {
+        if self.by_failures() == BreakerState::Closed {
+            self.turned(to);
+        }
+    }
+
+    /// Counts a change of the breaker.
+    fn turned(&self, to: BreakerState) {
+        if let Some(count) = self.transitions.get(to as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -318,9 +366,9 @@ impl Health {
 
     /// True if a health check is due; if so, the next one is postponed.
     pub(super) fn wants_check(&self) -> bool {
-        let due = match self.state() {
+        let due = match self.by_failures() {
             BreakerState::Open => self.breaker.lock().due(),
-            BreakerState::Closed | BreakerState::HalfOpen if self.is_up() => None,
+            BreakerState::Closed | BreakerState::HalfOpen if self.connects() => None,
             BreakerState::Closed | BreakerState::HalfOpen => Some(Tick(0)),
         };
         let now = self.clock.now();
@@ -329,6 +377,31 @@ impl Health {
             self.check_again();
         }
         wanted
+    }
+
+    /// Looks for signs of life: ends a silence, or asks for a question. A replica that is down has
+    /// health checks.
+    pub(super) fn look(&self) -> Look {
+        if !self.connects() {
+            return Look::Nothing;
+        }
+        let look = self.liveness.look(self.clock.now());
+        if look == Look::Returned {
+            self.turned_by_silence(BreakerState::Closed);
+            tracing::info!(replica = self.label, url = self.url, "replica answers again");
+            self.returned.send_modify(|returned| *returned += 1);
+        }
+        look
+    }
+
+    /// Records the end of a question for which [`Self::look`] asked.
+    pub(super) fn questioned(&self, unanswered: bool) {
+        if self.liveness.asked(unanswered) {
+            let cause = "it refuses no connection and answers nothing, neither questions nor requests";
+            self.note(cause);
+            self.turned_by_silence(BreakerState::Open);
+            tracing::warn!(replica = self.label, url = self.url, cause, "replica is silent");
+        }
     }
 
     fn check_again(&self) {
@@ -341,7 +414,7 @@ impl Health {
         if healthy {
             self.reached();
             self.change("", Breaker::healthy);
-        } else if self.state() == BreakerState::Open {
+        } else if self.by_failures() == BreakerState::Open {
             self.failed("the health check failed");
         }
     }

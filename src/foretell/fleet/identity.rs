@@ -29,7 +29,7 @@ use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
 
-pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
+pub use ask::{Away, Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
 pub use watched::shows_one;
 use watched::{ModelChange, Watched};
@@ -43,8 +43,8 @@ pub struct Epoch {
     pub model: String,
     /// The engine's own version.
     pub version: String,
-    /// Start time that its process reports, microseconds of Unix time; if it reports none, the
-    /// number of times that it became unreachable.
+    /// Start time that its process reports, microseconds of Unix time; if it reports none, what its
+    /// process drew at its start, or else the number of times that it became unreachable.
     pub started: u64,
     /// The version of its weights, where it reports one.
     pub weights: Option<String>,

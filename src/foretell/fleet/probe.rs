@@ -75,7 +75,7 @@ pub async fn measure(
 
 /// Checks that a single engine answers at an address that does not report its start time: four
 /// calls, eight at most. [`Findings::balanced`] is the result, unless the verification method in
-/// use does not work ([`not_asked`]).
+/// use does not work ([`not_asked`]), or the check was not finished ([`unchecked`]).
 pub async fn is_one(
     replica: &Replica,
     engine: &Engine,
@@ -101,6 +101,14 @@ pub async fn is_one(
 pub fn not_asked(shown: &Findings) -> Option<&(VerifyMethod, String)> {
     let stopped = shown.calls < ONE_CALLS && shown.engine.methods.is_empty();
     shown.removed.first().filter(|_| stopped)
+}
+
+/// Reason that [`is_one`] has no result, for the operator.
+pub fn unchecked(shown: &Findings) -> Option<String> {
+    let why = shown.unchecked.as_ref()?;
+    Some(format!(
+        "it is not known yet if a single engine answers at this address: the check {why}; it is repeated"
+    ))
 }
 
 fn bounds(clock: &Clock, limits: &Limits) -> Bounds {

@@ -31,6 +31,7 @@ use super::error::SendErrorKind;
 use super::first_calls::FirstCalls;
 use super::health::{Failing, Health, HealthState, LastError};
 use super::link::Pool;
+use super::liveness::Look;
 use super::load::{Load, ReportedLoad};
 use super::models::{Fit, ModelName};
 use crate::http::is_callable;
@@ -287,7 +288,8 @@ impl Replica {
         }
     }
 
-    /// True if the last call, or health check, reached it, or there was none yet.
+    /// True if the last call, or health check, reached it, or there was none yet, and it is not
+    /// silent.
     pub fn is_up(&self) -> bool {
         self.health.is_up()
     }
@@ -361,6 +363,24 @@ impl Replica {
     #[cfg(test)]
     pub(super) fn ended(&self, outcome: super::health::Outcome) {
         self.health.ended(outcome);
+    }
+
+    /// True if it refuses no connection and answers nothing.
+    pub fn is_silent(&self) -> bool {
+        self.health.is_silent()
+    }
+
+    /// Looks for signs of life. One that bills per token, or is in this process, gets no questions.
+    pub(super) fn look(&self) -> Look {
+        if self.is_billed() || self.is_here() { Look::Nothing } else { self.health.look() }
+    }
+
+    pub(super) fn heard(&self) {
+        self.health.heard();
+    }
+
+    pub(super) fn questioned(&self, unanswered: bool) {
+        self.health.questioned(unanswered);
     }
 
     pub(super) fn wants_check(&self) -> bool {

@@ -85,8 +85,8 @@ impl RoundsSeen {
         let Ok(Some(load)) = looked else { return false };
         let verifying = before.0.max(self.own.load(Ordering::Relaxed));
         let calls = u32::try_from(before.1.max(replica.in_flight())).unwrap_or(u32::MAX);
-        let at = Instant::now();
-        let dialect::Load { running, waiting, kv_usage, limit } = load;
+        let dialect::Load { running, waiting, kv_usage, limit, age } = load;
+        let Some(at) = Instant::now().checked_sub(age) else { return false };
         replica.set_load(Load { running, waiting, kv_usage, limit, verifying, calls, at });
         true
     }

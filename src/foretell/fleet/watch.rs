@@ -1,4 +1,5 @@
-//! The background tasks of a fleet: health checks of replicas that are down, and lookups of names.
+//! The background tasks of a fleet: health checks of replicas that are down, questions to those
+//! that are quiet, and lookups of names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +9,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
 use super::discover::Resolve;
-use super::replica::Replica;
+use super::error::{SendError, SendErrorKind};
+use super::liveness::{Look, QUESTION_WITHIN};
+use super::replica::{Fresh, Replica};
 use crate::http::body::full;
+use crate::http::gather;
 
 /// Interval at which replicas are checked for being due; each is requested far less often.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// The page that is requested of a quiet replica. Every engine answers it without its model (SGLang
+/// computes a token for `/health`), and a refusal is an answer, too.
+const QUESTION: &str = foretell_engines::dialect::recognise::MODELS;
+/// Maximum length of its answer that is read, bytes.
+const ANSWER_BYTES: usize = 256 << 10;
 /// Timeout of a health check.
 const WITHIN: Duration = Duration::from_secs(2);
 
@@ -35,8 +44,47 @@ impl Fleet {
                     let replica = Arc::clone(replica);
                     tokio::spawn(async move { check(&replica).await });
                 }
+                if let Look::Ask { again } = replica.look() {
+                    let replica = Arc::clone(replica);
+                    tokio::spawn(async move { question(&replica, again).await });
+                }
             });
         }
+    }
+}
+
+/// Asks a quiet replica for a sign of life, and records if there was none. `again`: on a new
+/// connection, since a device on the way may have dropped the idle one.
+async fn question(replica: &Arc<Replica>, again: bool) {
+    let mut request = Request::new(full(""));
+    *request.uri_mut() = Uri::from_static(QUESTION);
+    if again {
+        request.extensions_mut().insert(Fresh);
+    }
+    let asked = async {
+        let answer = replica.inquire(request).await?;
+        // An answer that is read to its end leaves the connection open.
+        let _ = gather::whole(answer.into_body(), ANSWER_BYTES).await;
+        Ok(())
+    };
+    let unanswered = match tokio::time::timeout(QUESTION_WITHIN, asked).await {
+        Ok(Ok(())) => false,
+        Ok(Err(error)) => is_unanswered(replica, &error),
+        Err(_) => true,
+    };
+    replica.questioned(unanswered);
+}
+
+/// True if this failure of a question is that of a silent replica.
+fn is_unanswered(replica: &Replica, error: &SendError) -> bool {
+    match error.kind() {
+        SendErrorKind::Timeout => true,
+        // A process that closes the connection, or answers something else than HTTP, runs.
+        SendErrorKind::Closed | SendErrorKind::Protocol => {
+            replica.heard();
+            false
+        }
+        SendErrorKind::Connect | SendErrorKind::Request | SendErrorKind::Changed => false,
     }
 }
 

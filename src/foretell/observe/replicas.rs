@@ -33,6 +33,7 @@ pub fn collector(fleet: Arc<Fleet>) -> Made<impl Collector> {
 struct Families {
     up: IntGaugeVec,
     unreadable: IntGaugeVec,
+    silent: IntGaugeVec,
     breaker: IntGaugeVec,
     transitions: IntCounterVec,
     calls: IntCounterVec,
@@ -49,6 +50,7 @@ impl Families {
         Ok(Self {
             up: all.with(make::int_gauges(metric::REPLICA_UP))?,
             unreadable: all.with(make::int_gauges(metric::REPLICA_UNREADABLE))?,
+            silent: all.with(make::int_gauges(metric::REPLICA_SILENT))?,
             breaker: all.with(make::int_gauges(metric::BREAKER_STATE))?,
             transitions: all.with(make::counters(metric::BREAKER_TRANSITIONS))?,
             calls: all.with(make::counters(metric::REPLICA_REQUESTS))?,
@@ -69,6 +71,7 @@ impl Families {
             let unreadable = replica.first_calls().passes_through(route);
             self.unreadable.with_label_values(&[label, route.name()]).set(i64::from(unreadable));
         }
+        self.silent.with_label_values(&[label]).set(i64::from(replica.is_silent()));
         self.breaker.with_label_values(&[label]).set(replica.breaker() as i64);
         self.calls.with_label_values(&[label]).inc_by(counters.calls);
         let in_flight = i64::try_from(replica.in_flight()).unwrap_or(i64::MAX);

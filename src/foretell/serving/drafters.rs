@@ -85,7 +85,7 @@ pub struct SessionModel {
 impl LoadedDrafter {
     /// A drafter that is running.
     pub fn new(service: DrafterService, tokenizer: Arc<Tokenizer>) -> Self {
-        Self { service, tokenizer, pairs: Arc::default(), origin: None }
+        Self { service: service.bounded(tokenizer.end()), tokenizer, pairs: Arc::default(), origin: None }
     }
 
     fn is_of(&self, vocabulary: &str) -> bool {

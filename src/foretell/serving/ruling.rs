@@ -52,7 +52,10 @@ pub fn closed(gates: &LiveGates, replica: &Replica, signal: Option<&Signal>) -> 
 pub fn is_healthy(replica: &Replica) -> bool {
     match replica.health_state() {
         // A disabled replica serves only if no other can, and gets no verify requests.
-        fleet::HealthState::Down | fleet::HealthState::Broken | fleet::HealthState::Disabled => false,
+        fleet::HealthState::Silent
+        | fleet::HealthState::Down
+        | fleet::HealthState::Broken
+        | fleet::HealthState::Disabled => false,
         fleet::HealthState::Ready => true,
     }
 }

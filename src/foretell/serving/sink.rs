@@ -545,7 +545,8 @@ impl Sink {
     /// The event with the usage of a stream, if the client asked for it.
     async fn finish_usage(&self, end: &End, told: &Finished) -> Result<(), Gone> {
         let Some(template) = self.template.as_ref().filter(|_| self.tells_usage()) else { return Ok(()) };
-        let mut chunk = template.usage_chunk(self.usage(end, told));
+        let bare = self.dialect.quirks().bare_usage.contains(&self.route);
+        let mut chunk = template.usage_chunk(end::shown(self.usage(end, told), bare));
         self.write_time_report(&mut chunk);
         self.say_fingerprint(&mut chunk);
         self.event(&chunk).await

@@ -409,3 +409,26 @@ async fn penalties_count_the_text_and_the_draft_before_each_token() {
     let wanted = (34..=text.len()).map(|at| plain(&fake, &noise, &text[..at], 30, 1)[0]);
     assert_eq!(choices, wanted.collect::<Vec<_>>());
 }
+
+#[tokio::test]
+async fn no_id_beyond_the_vocabulary_is_ever_drafted() {
+    const END: TokenId = 20;
+    let (service, _) = service(3);
+    let service = service.bounded(END);
+    let text: Vec<TokenId> = (0..30).map(|index| index * 7 % END).collect();
+    for noise in [greedy(), sampled(0.9, Some(4))] {
+        let slot = service.slot(noise).await.unwrap();
+        for from in 1..text.len() {
+            let drafted = slot.draft(token_context(&text[..from], 1), 6).await.unwrap();
+            assert!(ids(&drafted).iter().all(|&token| token < END), "{drafted:?}");
+        }
+        let shadow = slot.shadow(token_context(&text, 1), 1).await.unwrap();
+        assert!(shadow.iter().all(|&token| token < END), "{shadow:?}");
+    }
+    let slot = service.slot(sampled(1.0, Some(4))).await.unwrap();
+    for draws in 0..8 {
+        let order = Order { draws: Some(draws), ..6.into() };
+        let Chosen { drawn, .. } = slot.order(token_context(&text, 1), None, order).await.unwrap();
+        assert!(!drawn.chain().is_empty() && drawn.chain().iter().all(|&token| token < END));
+    }
+}

@@ -87,6 +87,8 @@ pub(super) enum Command {
     DrafterSlot {
         noise: Noise,
         output_vocabulary: OutputVocabulary,
+        /// See [`super::DrafterService::bounded`].
+        end: TokenId,
         commands: CommandQueue,
         reply: oneshot::Sender<Option<DrafterSlot>>,
     },
@@ -105,6 +107,7 @@ struct SlotState {
     cached: usize,
     sampler: Sampler,
     output_vocabulary: OutputVocabulary,
+    end: TokenId,
     /// Scratch: a row of logits in the target's tokens.
     row: Vec<f32>,
 }
@@ -152,8 +155,8 @@ pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
 impl Worker {
     fn take(&mut self, command: Command) {
         match command {
-            Command::DrafterSlot { noise, output_vocabulary, commands, reply } => {
-                let taken = self.assign_slot(&noise, output_vocabulary);
+            Command::DrafterSlot { noise, output_vocabulary, end, commands, reply } => {
+                let taken = self.assign_slot(&noise, output_vocabulary, end);
                 let slot = taken.map(|number| DrafterSlot { number, commands });
                 if let Err(Some(unwanted)) = reply.send(slot) {
                     self.release_slot(unwanted.number);
@@ -164,7 +167,12 @@ impl Worker {
         }
     }
 
-    fn assign_slot(&mut self, noise: &Noise, output_vocabulary: OutputVocabulary) -> Option<usize> {
+    fn assign_slot(
+        &mut self,
+        noise: &Noise,
+        output_vocabulary: OutputVocabulary,
+        end: TokenId,
+    ) -> Option<usize> {
         let lane = self.model.reserve()?;
         let temperature = if noise.seed.is_some() { noise.sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..noise.sampling.clone() };
@@ -177,7 +185,7 @@ impl Worker {
         let number = self.next;
         self.next += 1;
         let taken =
-            SlotState { lane, text: Vec::new(), cached: 0, sampler, output_vocabulary, row: Vec::new() };
+            SlotState { lane, text: Vec::new(), cached: 0, sampler, output_vocabulary, end, row: Vec::new() };
         self.slots.insert(number, taken);
         Some(number)
     }
@@ -364,6 +372,7 @@ impl Open {
         let prompt = self.work.token_context.prompt();
         let output = taken.text.get(prompt.len()..position).unwrap_or(&[]);
         let history = grown(self.history.take(), &taken.sampler, prompt, output.iter().copied());
+        let logits = logits.get(..taken.end as usize).unwrap_or(logits);
         let choice = self.pick(&taken.sampler, &history, logits);
         self.history = Some(history);
         choice

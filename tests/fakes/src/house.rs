@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedRwLockWriteGuard, OwnedSemaphorePermit, RwLock, Semaphore};
 
 use super::cache::Cache;
 use super::fault::Faults;
@@ -161,6 +161,9 @@ pub struct House {
     pub running: Arc<AtomicUsize>,
     waiting: AtomicUsize,
     slots: Arc<Semaphore>,
+    /// Held by each running step; a question to the scheduler waits until none runs.
+    stepping: Arc<RwLock<()>>,
+    steps: AtomicUsize,
     dead: AtomicBool,
     fatal: Mutex<Vec<String>>,
 }
@@ -182,6 +185,8 @@ impl House {
             running: Arc::default(),
             waiting: AtomicUsize::new(0),
             slots: Arc::new(Semaphore::new(setup.max_running)),
+            stepping: Arc::default(),
+            steps: AtomicUsize::new(0),
             dead: AtomicBool::new(false),
             fatal: Mutex::default(),
             setup,
@@ -301,9 +306,27 @@ impl House {
         Slots(Some(Taken { house: Arc::clone(self), sequences, _permit: permit }))
     }
 
+    /// Waits until the running steps have ended. No step begins while the result is held: a step
+    /// that takes long, as others see it.
+    pub async fn scheduler(&self) -> OwnedRwLockWriteGuard<()> {
+        Arc::clone(&self.stepping).write_owned().await
+    }
+
+    /// Number of steps so far.
+    pub fn steps(&self) -> usize {
+        self.steps.load(Ordering::SeqCst)
+    }
+
+    /// Running sequences of real requests.
+    pub fn really_running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+
     /// One step of the engine that computes `tokens` tokens.
     pub async fn compute(&self, tokens: usize) {
         self.note(|tally| tally.computed += tokens);
+        self.steps.fetch_add(1, Ordering::SeqCst);
+        let _step = self.stepping.read().await;
         let pace = *self.pace.lock();
         let wait = pace.step + pace.per_token * tokens as u32;
         if !wait.is_zero() {

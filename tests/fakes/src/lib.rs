@@ -16,6 +16,7 @@ pub mod batch;
 pub mod cache;
 pub mod fault;
 pub mod fields;
+pub mod freezer;
 pub mod frontend;
 pub mod hermes;
 pub mod hosted;
@@ -40,6 +41,7 @@ pub mod wire;
 mod words;
 
 pub use fault::{Fault, When};
+pub use freezer::Freezer;
 pub use house::{Defaults, House, Load, Pace, Setup, Tally};
 pub use server::{Alternating, Engine, Fake, Front, Switch};
 pub use toy::{Temper, Toy};

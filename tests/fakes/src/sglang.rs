@@ -8,11 +8,13 @@ mod params;
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
-use super::fields::{Fields, Wrong};
+use super::fields::{Fields, Wrong, outside};
 use super::house::{House, Setup};
 use super::http::{Out, Request, Sent};
 use super::server::Engine;
@@ -35,6 +37,8 @@ pub struct Options {
     pub sampling_defaults: &'static str,
     /// Whole chats have ids if they are asked for; older servers ignore that.
     pub chat_ids: bool,
+    /// `--load-snapshot-publish-interval`: steps of decoding between two publications of the load.
+    pub publish_interval: usize,
     /// `--speculative-algorithm`
     pub speculative: Option<&'static str>,
     /// The block of the setup is the page size; 0 is `--disable-radix-cache`.
@@ -51,6 +55,7 @@ impl Default for Options {
             cache_report: false,
             sampling_defaults: "model",
             chat_ids: true,
+            publish_interval: 15,
             speculative: None,
             setup: Setup { block: 1, blocks: 262_144, ..Setup::default() },
         }
@@ -60,6 +65,8 @@ impl Default for Options {
 pub struct Sglang {
     pub house: Arc<House>,
     pub options: Options,
+    /// The load that was published last.
+    snapshot: Mutex<Option<info::Snapshot>>,
 }
 
 /// A refusal: its status and its whole body.
@@ -90,7 +97,7 @@ impl From<Wrong> for Refusal {
 
 impl Sglang {
     pub fn new(options: Options) -> Self {
-        Self { house: House::new(options.setup.clone()), options }
+        Self { house: House::new(options.setup.clone()), options, snapshot: Mutex::default() }
     }
 
     async fn route(&self, request: Request, out: &mut Out) -> Sent {
@@ -99,12 +106,18 @@ impl Sglang {
             return out.reset();
         }
         let done = match request.route() {
-            ("GET", "/health" | "/health_generate") | ("POST", "/abort_request") => {
+            ("POST", "/abort_request") => return out.empty(200).await,
+            // Both compute a token, and wait for the forward pass that is running.
+            ("GET", "/health" | "/health_generate") => {
+                drop(self.house.scheduler().await);
                 return out.empty(200).await;
             }
             ("GET", "/metrics") if self.options.metrics => return out.text(200, &self.metrics()).await,
             ("GET", "/v1/loads") => Ok(self.loads()),
-            ("GET", "/server_info" | "/get_server_info") => Ok(self.server_info()),
+            ("GET", "/server_info" | "/get_server_info") => {
+                drop(self.house.scheduler().await);
+                Ok(self.server_info())
+            }
             ("GET", "/model_info" | "/get_model_info") => Ok(self.model_info()),
             ("GET", "/v1/models") => Ok(self.models()),
             ("POST", "/tokenize" | "/v1/tokenize") => self.tokenize(&request),
@@ -135,6 +148,20 @@ impl Sglang {
                  total of {total} tokens: {prompt} tokens from the input messages and {asked} tokens for the completion."
             )
         })
+    }
+
+    /// Checks the ids of prompts as the real server does: not at all. Its embedding fails an
+    /// assertion of theirs, which ends the scheduler and with it the process ("index out of range
+    /// in self").
+    fn in_vocabulary(&self, prompts: &[Vec<u32>]) -> Result<(), Refusal> {
+        let Some(id) = outside(prompts, &self.house.toy) else { return Ok(()) };
+        self.house.kill_by(&format!("a prompt with the id {id}, which is outside the vocabulary"));
+        Err(Refusal(500, Value::Null))
+    }
+
+    /// The versions of the weights that made the output tokens.
+    fn weight_versions(&self, tokens: usize) -> Value {
+        json!([{"version": self.house.weight_version(), "start": 0, "end": tokens}])
     }
 
     /// The prompt rendered by the template from the messages.

@@ -70,7 +70,7 @@ async fn an_sglang_is_scored_and_timed() {
     let (code, report) = probe(&arguments(&fake.url())).await;
     assert_eq!((code, &report["methods"]), (0, &json!(["score", "fan_out"])), "{report:#}");
     assert_eq!((&report["pays"], &report["cache"]["works"]), (&json!(true), &json!(true)), "{report:#}");
-    assert_eq!(report["experimental"], json!(true), "no SGLang runs here");
+    assert_eq!(report["experimental"], json!(false), "0.5.23 was run on 2026-11-29");
     assert!(fake.house.tally().calls.values().sum::<usize>() <= 40);
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
 }

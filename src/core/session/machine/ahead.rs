@@ -33,7 +33,8 @@ impl<W: Walk> Session<W> {
             let state = self.state(true);
             let Some(last) = self.flight.calls.back() else { return };
             let next = self.controller.ahead(self.output.tokens(), &before, &last.draft, state, now);
-            let goes_on = |ahead: &Ahead| !ahead.assumed.iter().any(|&token| self.output.may_end_with(token));
+            let ends = |&token: &TokenId| token >= self.rules.vocabulary || self.output.may_end_with(token);
+            let goes_on = |ahead: &Ahead| !ahead.assumed.iter().any(ends);
             let Some(Ahead { assumed, draft }) = next.filter(goes_on) else { return };
             if let Some(first) = self.flight.calls.front_mut() {
                 first.turn = first.turn.accompanied();

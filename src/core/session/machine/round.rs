@@ -115,6 +115,7 @@ impl<W: Walk> Session<W> {
     /// Sends a verify request behind those in flight.
     pub(super) fn send(&mut self, call: Call, began: Tick, now: Tick) {
         let Call { position, draft, modelled, assumed, turn } = call;
+        let draft = draft.within(self.rules.vocabulary);
         let Some(&method) = self.rules.methods.get(position) else { return };
         if let Some(presence) = &mut self.presence {
             presence.calls(draft.len());

@@ -131,7 +131,8 @@ sections! {
         gauge MODE = "foretell_mode" ["backend", "mode"] "1 for the mode in force, 0 for the others.";
     }
     "Replicas" {
-        gauge REPLICA_UP = "foretell_replica_up" ["replica"] "1 where the last request, or health check, reached it.";
+        gauge REPLICA_UP = "foretell_replica_up" ["replica"] "1 where the last request, or health check, reached it, and it answers.";
+        gauge REPLICA_SILENT = "foretell_replica_silent" ["replica"] "1 where it refuses no connection and answers nothing: two questions in a row, and no byte of any request.";
         gauge REPLICA_UNREADABLE = "foretell_replica_answers_unreadable" ["replica", "route"]
             "1 while requests of the route are passed through, because answers to first calls could not be read.";
         gauge BREAKER_STATE = "foretell_replica_breaker_state" ["replica"] "0 closed, 1 half open, 2 open.";

@@ -13,6 +13,9 @@ const WARM: f64 = 0.6;
 const COLD: f64 = 0.85;
 /// Times below this, in seconds, are too noisy to compare.
 const FELT: f64 = 0.002;
+/// Calls on connections of their own that must find the text cached.
+const FRESH: usize = 3;
+const TOO_FEW: &str = "stopped because too few of its calls were answered";
 /// Tokens within which two seeds must differ; otherwise the text is too certain to judge the noise.
 const PART: usize = 3;
 
@@ -45,6 +48,9 @@ pub(super) struct Learning {
     continued: Vec<bool>,
     cache: Cache,
     balanced: bool,
+    unchecked: Option<String>,
+    /// Reason why it ended before its script.
+    stopped: Option<String>,
     removed: Vec<(VerifyMethod, String)>,
     notes: Vec<String>,
 }
@@ -56,6 +62,12 @@ impl Learning {
 
     pub(super) fn note(&mut self, what: &str) {
         self.notes.push(what.to_owned());
+    }
+
+    /// Records that it ends before its script.
+    pub(super) fn stop(&mut self, why: &str) {
+        self.note(why);
+        self.stopped = Some(why.to_owned());
     }
 
     pub(super) fn remove(&mut self, method: VerifyMethod, why: &str) {
@@ -180,7 +192,10 @@ impl Learning {
         let fresh: Vec<bool> = self.again.iter().filter(|again| again.fresh).map(shows).collect();
         let mixed = counts.contains(&0) && counts.iter().any(|&cached| cached > 0);
         self.cache = Cache { works, reported: !counts.is_empty(), cold, warm };
-        self.balanced = mixed || (!self.of_one && (fresh.len() < 3 || fresh.contains(&false)));
+        self.balanced = mixed || (!self.of_one && fresh.contains(&false));
+        // Too few answers show nothing, least of all several engines.
+        let open = !self.of_one && !self.balanced && fresh.len() < FRESH;
+        self.unchecked = open.then(|| self.stopped.take().unwrap_or_else(|| TOO_FEW.to_owned()));
     }
 
     /// Removes verification methods for which the engine computes every prompt again each time.
@@ -210,6 +225,7 @@ impl Learning {
             measured: self.measured,
             cache: self.cache,
             balanced: self.balanced,
+            unchecked: self.unchecked,
             removed: self.removed,
             notes: self.notes,
             calls,

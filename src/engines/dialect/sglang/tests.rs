@@ -222,7 +222,7 @@ fn both_names_of_the_ids_are_read() {
 fn loads_are_read_from_either_page() {
     let json = r#"{"loads":[{"dp_rank":0,"num_running_reqs":2,"num_waiting_reqs":1,"token_usage":0.25},
         {"dp_rank":1,"num_running_reqs":1,"num_waiting_reqs":0,"token_usage":0.5}]}"#;
-    let expected = Load { running: 3, waiting: 1, kv_usage: Some(0.5), limit: None };
+    let expected = Load { running: 3, waiting: 1, kv_usage: Some(0.5), ..Load::default() };
     assert_eq!(Sglang.load(json), Some(expected));
     let page = "sglang:num_running_reqs{x=\"1\"} 3.0\nsglang:num_queue_reqs{x=\"1\"} 1.0\nsglang:token_usage{x=\"1\"} 0.5\n";
     assert_eq!(Sglang.load(page), Some(expected));
@@ -330,4 +330,86 @@ fn a_first_token_may_be_the_last() {
     };
     assert_eq!(ended(json!(0)), (json!("stop"), true));
     assert_eq!(ended(json!("Hi")), (Value::Null, false));
+}
+
+#[test]
+fn figures_of_the_load_are_as_old_as_the_scheduler_says() {
+    let load = |top: &str, ranks: &[f64]| {
+        let ranks: Vec<Value> = ranks
+            .iter()
+            .map(|at| json!({"timestamp": at, "dp_rank": 0, "num_running_reqs": 1, "num_waiting_reqs": 0}))
+            .collect();
+        Sglang.load(&json!({"timestamp": top, "version": "0.5.23", "loads": ranks}).to_string()).unwrap()
+    };
+    let now = 1_795_967_281.0;
+    let age = |top: &str, ranks: &[f64]| load(top, ranks).age.as_secs_f64();
+    assert!((age("2026-11-29T15:48:01+00:00", &[now - 2.5]) - 2.5).abs() < 1e-3);
+    assert!((age("2026-11-29T15:48:01.500000+00:00", &[now]) - 0.5).abs() < 1e-3);
+    assert!((age("2026-11-29T15:48:01+00:00", &[now - 1.0, now - 3.0]) - 3.0).abs() < 1e-3, "the oldest");
+    for (top, rank) in [("2026-11-29T15:48:01+00:00", now + 0.9), ("not a time", now - 9.0)] {
+        assert_eq!(load(top, &[rank]).age, Duration::ZERO);
+    }
+    assert_eq!(load("2026-11-29T15:48:01+00:00", &[-1e300]).age, Duration::MAX, "never fresh");
+}
+
+#[test]
+fn a_process_is_named_by_what_it_drew_and_measured_at_its_start() {
+    let process = |info: Value| {
+        let mut all = json!({"version": "0.5.23"});
+        all.as_object_mut().unwrap().extend(info.as_object().unwrap().clone());
+        Sglang.engine(&answers(&all)).unwrap().process
+    };
+    let one = process(json!({"random_seed": 7, "startup_time": {"load": 1.5}}));
+    assert!(one.is_some());
+    assert_eq!(process(json!({"startup_time": {"load": 1.5}, "random_seed": 7})), one);
+    assert_ne!(process(json!({"random_seed": 8, "startup_time": {"load": 1.5}})), one);
+    assert_ne!(process(json!({"random_seed": 7, "startup_time": {"load": 1.25}})), one);
+    for alike in
+        [json!({"random_seed": 7}), json!({"random_seed": 7, "startup_time": {"load": 1}}), json!({})]
+    {
+        assert_eq!(process(alike), None, "the operator may have chosen the seed");
+    }
+}
+
+#[test]
+fn a_known_server_is_checked_by_pages_that_do_not_wait_for_its_scheduler() {
+    let mut all = answers(&json!({"version": "0.5.23", "weight_version": "a"}));
+    let weights = |all: &Answers| Sglang.engine(all).unwrap().weights;
+    assert_eq!(weights(&all).as_deref(), Some("a"));
+    let page = json!({"weight_version": "b"}).to_string().into_bytes();
+    all.add(MODEL_INFO, Reply { status: 200, server: None, body: page });
+    assert_eq!(weights(&all).as_deref(), Some("b"), "new weights show without /server_info");
+    let pages = super::super::recognise::check_of(Dialect::Sglang, &all, None);
+    assert_eq!(pages.iter().map(|page| &*page.path).collect::<Vec<_>>(), [MODELS, MODEL_INFO]);
+}
+
+#[test]
+fn a_method_is_missing_for_its_own_reason() {
+    let old = answers(&json!({"version": "0.5.17"}));
+    let off = answers(&json!({"version": "0.5.23", "disable_radix_cache": true}));
+    for all in [&old, &off] {
+        for method in [VerifyMethod::Tree, VerifyMethod::Native] {
+            assert_eq!(Sglang.missing(all, method), "SGLang has no such endpoint");
+        }
+    }
+    assert!(Sglang.missing(&old, VerifyMethod::Score).contains("where a text ends"));
+    assert!(Sglang.missing(&off, VerifyMethod::FanOut).contains("prefix cache"));
+}
+
+#[test]
+fn a_whole_answer_names_the_weights_of_all_its_tokens() {
+    let weights = Some("default".to_owned());
+    let whole = |version: &str| {
+        let engine = Engine { weights: weights.clone(), version: version.to_owned(), ..engine() };
+        let mut answer = json!({"usage": {"completion_tokens": 8}});
+        crate::openai::fill(&mut answer, &Sglang.last_members(&engine, Route::Completions, true));
+        Sglang.complete(&mut answer);
+        answer
+    };
+    let metadata = json!({"weight_version": "default",
+        "weight_versions": [{"version": "default", "start": 0, "end": 8}]});
+    let usage =
+        json!({"completion_tokens": 8, "prompt_tokens_details": null, "completion_tokens_details": null});
+    assert_eq!(whole("0.5.23"), json!({"usage": usage, "metadata": metadata}));
+    assert_eq!(whole("0.5.22")["metadata"], json!({"weight_version": "default"}));
 }

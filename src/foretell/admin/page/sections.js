@@ -54,7 +54,7 @@ const BASIS = { guess: "from guessed verification costs", probe: "from the verif
 function summary(status) {
   const { completions } = status.since_start;
   const out = status.out.length > 0;
-  const dead = out ? [`No replica of ${status.out.length === 1 ? "backend" : "backends"} ${status.out.join(", ")} can be reached.`] : [];
+  const dead = out ? [`No replica of ${status.out.length === 1 ? "backend" : "backends"} ${status.out.join(", ")} answers.`] : [];
   const first = out ? "Outage." : "";
   if (completions === 0) return [first, [...dead, "No completion yet."].join(" ")];
   const all = comparisons(status).filter(({ backend }) => !status.out.includes(backend));
@@ -163,12 +163,12 @@ export function wrong(status, replicas, policies) {
   }
   for (const backend of status.out) {
     const ready = status.unready === null && !status.draining ? " /readyz still says ready, because ready.require_backend is false." : "";
-    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; requests to it fail.${ready}`, runbook("runbooks-service", "ForetellReplicaDown"));
+    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} answers; requests to it fail or wait.${ready}`, runbook("runbooks-service", "ForetellReplicaDown"));
   }
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
-      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} at ${replica.url} is ${replica.state}${cause}`, replica.state === "disabled" ? null : runbook("runbooks-service", "ForetellReplicaDown"));
+      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} at ${replica.url} is ${replica.state}${cause}`, replica.state === "disabled" ? null : runbook("runbooks-service", replica.state === "silent" ? "ForetellReplicaSilent" : "ForetellReplicaDown"));
     }
     const changed = replica.model_changed ?? null;
     if (changed !== null && status.now - changed.at < CHANGED_SECONDS) {

@@ -12,7 +12,7 @@ use hyper::{Method, Request, StatusCode, header};
 use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, Renderer};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
-use crate::fleet::{Fresh, Replica};
+use crate::fleet::{Fresh, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
 use crate::http::headers;
@@ -44,9 +44,16 @@ const SAMPLE: &str =
 /// Reason that a backend was not recognised.
 #[derive(Debug, thiserror::Error)]
 pub enum Unknown {
-    /// It cannot be reached, or does not answer in time.
+    /// It cannot be reached.
     #[error("not reachable: {0}")]
     Unreachable(String),
+    /// It does not answer in time. A known engine is still the same: it is busy, or hangs, which
+    /// the fleet notices by itself.
+    #[error("not reachable: {0}")]
+    Late(String),
+    /// It could not be checked that a single engine answers.
+    #[error("{0}")]
+    Unchecked(String),
     /// It requires an API key, or another one than was sent; with the status of its answer.
     #[error("{0}: an API key is required")]
     Locked(StatusCode),
@@ -84,9 +91,18 @@ pub struct Recognised {
     answers: Answers,
 }
 
+/// The times that a replica became unreachable, in place of a start time where its engine reports
+/// none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Away {
+    /// Their number.
+    pub times: u64,
+    /// True if it was one since it was recognised: another process may answer now.
+    pub since: bool,
+}
+
 /// Recognises the backend. If it still is the engine `before`, the vocabulary is not fetched again.
-/// `away`: the number of times that it became unreachable, in place of a start time that it does
-/// not report.
+/// `away`: see there.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or is not an engine that can verify, or is several.
@@ -94,11 +110,12 @@ pub async fn ask(
     replica: &Replica,
     asking: &RecognitionSettings,
     before: Option<&Arc<Identity>>,
-    away: u64,
+    away: Away,
     rounds_seen: &Arc<RoundsSeen>,
 ) -> Result<Arc<Identity>, Unknown> {
     if let Some(before) = before
-        && still(replica, before, away).await?
+        && !(away.since && before.engine.started.is_none())
+        && still(replica, before).await?
         && !renders_now(asking, &before.engine).await
     {
         return Ok(Arc::clone(before));
@@ -108,7 +125,7 @@ pub async fn ask(
     if engine.methods.is_empty() {
         return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
     }
-    let started = engine.started.unwrap_or(away);
+    let started = engine.started.or(engine.process).unwrap_or(away.times);
     let same = |epoch: &Epoch| {
         epoch.version == engine.version
             && epoch.model == engine.model
@@ -185,22 +202,14 @@ fn is_same(now: &Engine, before: &Engine) -> bool {
 /// True if it still is the same engine, by the pages alone that it answered then: a known engine is
 /// not sent again requests that it refused, nor any that makes it render or compute. The first
 /// request uses a new connection: an open one leads to the process that it always led to.
-async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
+async fn still(replica: &Replica, before: &Identity) -> Result<bool, Unknown> {
     let Recognised { engine, answers, start_page, .. } = &*before.recognised;
     let mut now = answers.clone();
-    let mut pages = recognise::introduction();
-    pages.retain(|page| answers.text(&page.path).is_some());
-    if let Some(start) = start_page.as_ref().filter(|start| pages.iter().all(|page| page.path != **start)) {
-        pages.push(Question { path: start.clone().into(), body: None });
-    }
+    let pages = recognise::check_of(engine.dialect, answers, start_page.as_deref());
     for (index, page) in pages.into_iter().enumerate() {
         now.add(&page.path, put(replica, &page, index == 0).await?);
     }
-    Ok(engine
-        .dialect
-        .codec()
-        .engine(&now)
-        .is_ok_and(|now| is_same(&now, engine) && now.started.unwrap_or(away) == before.epoch.started))
+    Ok(engine.dialect.codec().engine(&now).is_ok_and(|now| is_same(&now, engine)))
 }
 
 /// True if the server that renders this engine's requests was not there when the engine was
@@ -419,7 +428,10 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Repl
         }
         *request.method_mut() = method;
         let unreachable = |error: &dyn std::fmt::Display| Unknown::Unreachable(error.to_string());
-        let response = replica.inquire(request).await.map_err(|error| unreachable(&error))?;
+        let response = replica.inquire(request).await.map_err(|error| match error {
+            SendError::FirstByteTimeout { .. } => Unknown::Late(error.to_string()),
+            _ => unreachable(&error),
+        })?;
         let status = response.status();
         let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
         let server = server.map(ToOwned::to_owned);
@@ -436,9 +448,7 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Repl
     };
     match tokio::time::timeout(WITHIN, asked).await {
         Ok(answer) => answer,
-        Err(_) => {
-            Err(Unknown::Unreachable(format!("{}: no answer within {} s", question.path, WITHIN.as_secs())))
-        }
+        Err(_) => Err(Unknown::Late(format!("{}: no answer within {} s", question.path, WITHIN.as_secs()))),
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::identity::ask::{self, Unknown};
+use crate::fleet::identity::ask::{self, Away, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
 use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
 use crate::fleet::load::STALE;
@@ -29,6 +29,8 @@ const RELAY: &str = "relay";
 const STRANGER: &str = "unknown";
 /// Interval at which a replica is checked for being idle.
 const LOOK: Duration = Duration::from_millis(250);
+/// Age from which on a load report says nothing: its page is not there any more.
+const OUTDATED: Duration = Duration::from_mins(1);
 /// Maximum random delay before a probe, so that the replicas of a fleet are not all probed at once,
 /// nor one of them by all sidecars that start with it.
 const JITTER: Duration = Duration::from_millis(1_500);
@@ -94,8 +96,11 @@ pub(super) struct Watched {
     pub(super) knowledge: ArcSwap<ServerKnowledge>,
     /// The model that answered last, and the last change of it.
     model: Mutex<(Option<String>, Option<ModelChange>)>,
-    /// Number of times that it has become unreachable.
+    /// Number of times that it has become unreachable, and that number when it was recognised.
     away: AtomicU64,
+    away_before: AtomicU64,
+    /// Number of times that it was reached again when it was recognised.
+    returns_before: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
     /// `None` before the check.
     one: Mutex<Option<One>>,
@@ -124,6 +129,8 @@ impl Watched {
             knowledge: ArcSwap::from_pointee(unknown),
             model: Mutex::default(),
             away: AtomicU64::new(0),
+            away_before: AtomicU64::new(0),
+            returns_before: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             one: Mutex::default(),
             wanted: Notify::new(),
@@ -199,7 +206,14 @@ impl Watched {
             return self.refresh_billed().await;
         }
         let before = self.identity();
-        let away = self.away.load(Ordering::Relaxed);
+        let times = self.away.load(Ordering::Relaxed);
+        let returns = *self.replica.returns().borrow();
+        // A process that shows who it is may be asked for it whenever another might have taken
+        // over.
+        let shows = before.as_ref().is_some_and(|before| before.engine.process.is_some());
+        let since = times != self.away_before.load(Ordering::Relaxed)
+            || (shows && returns != self.returns_before.load(Ordering::Relaxed));
+        let away = Away { times, since };
         let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.rounds_seen).await;
         let asked = match asked {
             Ok(identity) if before.as_ref().is_none_or(|before| before.is_news(&identity)) => {
@@ -212,6 +226,8 @@ impl Watched {
         };
         match asked {
             Ok(identity) => {
+                self.away_before.store(times, Ordering::Relaxed);
+                self.returns_before.store(returns, Ordering::Relaxed);
                 if before.as_ref().is_none_or(|before| before.is_news(&identity)) {
                     self.note_model(&identity.epoch.model);
                     tracing::info!(
@@ -308,7 +324,18 @@ impl Watched {
                 self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
-            Unknown::Unreachable(why) => {
+            Unknown::Unchecked(why) => {
+                if self.is_news(&why) {
+                    tracing::info!(replica, why, "backend is relayed");
+                }
+                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                Settled::Doubted
+            }
+            Unknown::Late(why) if before => {
+                tracing::debug!(replica, why, "a known engine answers late");
+                Settled::Away
+            }
+            Unknown::Unreachable(why) | Unknown::Late(why) => {
                 self.silent(&why);
                 if before {
                     self.away.fetch_add(1, Ordering::Relaxed);
@@ -387,6 +414,9 @@ impl Watched {
                         format!("{}: {why}", method.name()),
                     ));
                 }
+                if let Some(why) = probe::unchecked(&shown) {
+                    return Err(Unknown::Unchecked(why));
+                }
                 let (one, calls) = (!shown.balanced, shown.calls);
                 tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
                 *self.one.lock() =
@@ -453,8 +483,10 @@ impl Watched {
             if look > 0 {
                 tokio::time::sleep(LOOK).await;
             }
-            let load = self.replica.load().filter(|load| load.at.elapsed() < STALE);
-            let busy = load.is_some_and(|load| !load.signal().is_idle());
+            // An idle engine reports fresh figures: old ones are those of a busy one.
+            let load = self.replica.load().filter(|load| load.at.elapsed() < OUTDATED);
+            let fresh = STALE + self.asking.every;
+            let busy = load.is_some_and(|load| load.at.elapsed() >= fresh || !load.signal().is_idle());
             if busy || self.replica.in_flight() > 0 {
                 return false;
             }

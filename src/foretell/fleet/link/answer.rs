@@ -122,6 +122,7 @@ impl Answer {
         busy: Busy,
         proof: Proof,
     ) -> Response<Self> {
+        busy.0.health.heard();
         let status = response.status();
         let switched = status == StatusCode::SWITCHING_PROTOCOLS;
         let failed = status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED;
@@ -179,6 +180,7 @@ impl Answer {
     }
 
     fn read(&mut self, frame: &Frame<Bytes>) {
+        self.busy.0.health.heard();
         let Some((_, judged)) = &mut self.judged else { return };
         let room = JUDGED.saturating_sub(judged.len());
         judged.extend(frame.data_ref().into_iter().flatten().take(room));

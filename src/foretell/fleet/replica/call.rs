@@ -235,6 +235,7 @@ impl Replica {
             None => Ok(link.ask(question).await),
         };
         let body = told.map_err(|_| untied("no answer in time".to_owned()))?.map_err(untied)?;
+        self.health.heard();
         if !tie.names(body) {
             return Err(SendError::Changed { backend: self.settings.name.clone() });
         }

@@ -72,6 +72,14 @@ impl End {
     }
 }
 
+/// The usage in the form of the backend's last event; `bare`: without members that are null.
+pub(super) fn shown(mut usage: Value, bare: bool) -> Value {
+    if let Some(members) = usage.as_object_mut().filter(|_| bare) {
+        members.retain(|_, value| !value.is_null());
+    }
+    usage
+}
+
 /// The names that a stream declares in `Trailer`.
 pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
 

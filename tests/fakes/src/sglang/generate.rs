@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::super::batch::{Batch, Reuse};
-use super::super::fields::{Fields, ids, outside};
+use super::super::fields::{Fields, ids};
 use super::super::http::{Out, Request, Sent};
 use super::super::openai::id;
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
@@ -158,12 +158,8 @@ impl Sglang {
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
             return Err(Refusal::native("input_ids cannot be empty."));
         }
-        match outside(&prompts, toy) {
-            Some(id) => {
-                Err(Refusal::native(format!("The input_ids contain out-of-vocabulary token id {id}.")))
-            }
-            None => Ok((prompts, listed)),
-        }
+        self.in_vocabulary(&prompts)?;
+        Ok((prompts, listed))
     }
 
     async fn stream_generate(
@@ -199,9 +195,12 @@ impl Sglang {
     fn told(&self, sequence: &Sequence, pieces: &[Piece], settings: &OutputSettings, from: usize) -> Value {
         let output: Vec<u32> = pieces.iter().skip(from).map(|piece| piece.token).collect();
         let text: String = pieces.iter().skip(from).map(|piece| piece.text.as_str()).collect();
+        let completion = sequence.output().len();
         let mut meta = json!({"id": settings.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
-            "weight_version": self.house.weight_version(), "total_retractions": 0, "completion_tokens": sequence.output().len(),
-            "cached_tokens": sequence.cached, "e2e_latency": 0.01});
+            "weight_version": self.house.weight_version(), "weight_versions": self.weight_versions(completion),
+            "num_retractions": 0, "reasoning_tokens": 0, "completion_tokens": completion,
+            "cached_tokens": sequence.cached, "cached_tokens_details": cached_details(sequence.cached), "dp_rank": null,
+            "e2e_latency": 0.01, "response_sent_to_client_ts": 0.0});
         if settings.logprobs {
             let inputs = self.input_logprobs(sequence, settings);
             meta.as_object_mut().expect("an object").extend(inputs);
@@ -268,6 +267,11 @@ impl Sglang {
             .map(|(token, logprob)| json!([logprob, token, self.spelling(token, settings)]))
             .collect()
     }
+}
+
+/// Where the cached tokens were; null without any.
+fn cached_details(cached: usize) -> Value {
+    if cached > 0 { json!({"device": cached, "host": 0}) } else { Value::Null }
 }
 
 fn finish(sequence: &Sequence) -> Value {

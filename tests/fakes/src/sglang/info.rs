@@ -1,6 +1,8 @@
 //! SGLang's information and tokenizer routes.
 
 use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
 
 use super::super::fields::{Fields, ids};
 use super::super::http::Request;
@@ -8,6 +10,22 @@ use super::super::openai::{Exposition, models};
 use super::{Refusal, Sglang};
 
 pub(super) const VERSION: &str = "0.5.23";
+
+/// A load, with its time and what had happened until then.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    at: OffsetDateTime,
+    steps: usize,
+    prefills: usize,
+    running: usize,
+    waiting: usize,
+    usage: f64,
+}
+
+/// A duration that a process measured at its start.
+fn drawn(started: u64, salt: u64) -> f64 {
+    1.0 + (started.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(salt) >> 40) as f64 / 1e7
+}
 
 impl Sglang {
     fn capacity(&self) -> usize {
@@ -32,20 +50,38 @@ impl Sglang {
             "enable_metrics": self.options.metrics, "enable_deterministic_inference": self.options.deterministic,
             "speculative_algorithm": self.options.speculative, "preferred_sampling_params": self.options.preferred,
             "weight_version": self.house.weight_version(), "disable_radix_cache": self.house.setup.block == 0,
+            "random_seed": self.house.started() % 1_073_741_824, "startup_time": {"load_weight": drawn(self.house.started(), 1),
+            "init_cuda_graph": drawn(self.house.started(), 2)},
             "sampling_defaults": self.options.sampling_defaults, "incremental_streaming_output": self.options.incremental,
             "reasoning_parser": self.house.setup.reasoning_end.as_ref().map(|_| "deepseek-r1"),
             "chat_template": null, "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
     }
 
+    /// The load as the scheduler published it last: at once at a prefill and while idle, else once
+    /// in so many steps of decoding.
     pub(super) fn loads(&self) -> Value {
         let (house, capacity) = (&self.house, self.capacity());
-        let used = (house.kv_usage() * capacity as f64) as usize;
-        json!({"timestamp": "2026-11-20T00:00:00+00:00", "version": VERSION, "accelerator": "cpu", "num_accelerators": 1,
-            "loads": [{"dp_rank": 0, "num_running_reqs": house.running(), "num_waiting_reqs": house.waiting(),
-                "num_waiting_uncached_tokens": 0, "num_used_tokens": used, "num_total_tokens": used,
-                "max_total_num_tokens": capacity, "max_running_requests": house.setup.max_running,
-                "token_usage": house.kv_usage(), "gen_throughput": 0.0, "cache_hit_rate": self.hit_rate(),
-                "utilization": house.running() as f64 / house.setup.max_running as f64}]})
+        let now = OffsetDateTime::now_utc();
+        let (steps, prefills) = (house.steps(), house.tally().sequences);
+        let mut published = self.snapshot.lock();
+        let due = published.as_ref().is_none_or(|last| {
+            house.really_running() == 0
+                || last.prefills != prefills
+                || steps - last.steps >= self.options.publish_interval
+        });
+        if due {
+            let (running, waiting, usage) = (house.running(), house.waiting(), house.kv_usage());
+            *published = Some(Snapshot { at: now, steps, prefills, running, waiting, usage });
+        }
+        let Snapshot { at, running, waiting, usage, .. } = published.clone().expect("published above");
+        let used = (usage * capacity as f64) as usize;
+        json!({"timestamp": now.format(&Rfc3339).expect("a date"), "version": VERSION, "accelerator": "cpu",
+            "num_accelerators": 1,
+            "loads": [{"timestamp": at.unix_timestamp_nanos() as f64 * 1e-9, "dp_rank": 0, "num_running_reqs": running,
+                "num_waiting_reqs": waiting, "num_waiting_uncached_tokens": 0, "num_used_tokens": used,
+                "num_total_tokens": used, "max_total_num_tokens": capacity,
+                "max_running_requests": house.setup.max_running, "token_usage": usage, "gen_throughput": 0.0,
+                "cache_hit_rate": self.hit_rate(), "utilization": running as f64 / house.setup.max_running as f64}]})
     }
 
     fn hit_rate(&self) -> f64 {

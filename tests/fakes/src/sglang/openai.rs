@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::batch::{Batch, Reuse};
-use super::super::fields::{Fields, outside};
+use super::super::fields::Fields;
 use super::super::http::{Out, Request, Sent};
 use super::super::openai::{Parsed, Parsers, Parting, created, id};
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
@@ -56,9 +56,7 @@ impl Sglang {
         if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
             return Err(Refusal::openai(400, "Prompt cannot be empty"));
         }
-        if let Some(id) = outside(&prompts, &self.house.toy) {
-            return Err(Refusal::openai(400, format!("token id {id} is out of vocabulary")));
-        }
+        self.in_vocabulary(&prompts)?;
         let asked = match fields.uint("max_completion_tokens")?.filter(|_| chat) {
             Some(asked) => Some(asked),
             None => fields.uint("max_tokens")?,
@@ -142,7 +140,9 @@ impl Sglang {
         body["choices"] = told.map(|(sequence, pieces)| self.choice(&asked, sequence, pieces)).collect();
         let thoughts = batch.sequences.iter().zip(&all).map(|(_, pieces)| counted(&asked, pieces)).sum();
         body["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
-        body["metadata"] = json!({"weight_version": "default"});
+        let version = self.house.weight_version();
+        let first = batch.sequences.first().map_or(0, |sequence| sequence.output().len());
+        body["metadata"] = json!({"weight_version": version, "weight_versions": self.weight_versions(first)});
         out.json(200, &body).await
     }
 
@@ -233,6 +233,11 @@ impl Sglang {
             event["choices"] = json!([]);
             let thoughts = partings.iter().map(|parting| parting.thoughts).sum();
             event["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
+            if !asked.chat {
+                // `exclude_none` (`serving_completions.py`).
+                let members = event["usage"].as_object_mut().expect("an object");
+                members.retain(|_, value| !value.is_null());
+            }
             out.event(event).await?;
         }
         out.event("[DONE]").await?;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::client::{ask, events, gauge, get, ids, parsed, refusal};
 use crate::fakes::sglang::{Options, Sglang};
 use crate::fakes::{Defaults, Fake, Temper};
+use crate::wire::{Wire, post};
 
 const GENERATE: &str = "/generate";
 
@@ -105,12 +106,47 @@ async fn an_unknown_field_is_refused_by_its_name() {
     let body = json!({"input_ids": [5], "sampling_params": {"max_tokens": 1}});
     assert_eq!(refusal(fake.address, GENERATE, body).await.0, 400);
     assert_eq!(refusal(fake.address, GENERATE, json!({"sampling_params": greedy(1)})).await.0, 400);
-    assert_eq!(refusal(fake.address, GENERATE, json!({"input_ids": [9000]})).await.0, 400);
     let prefill =
         ask(fake.address, GENERATE, json!({"input_ids": [5, 6], "sampling_params": greedy(0)})).await;
     assert_eq!((ids(&prefill["output_ids"]).len(), fake.house.tally().computed), (0, 2));
     // The OpenAI routes ignore unknown fields.
     ask(fake.address, "/v1/completions", json!({"prompt": [5], "max_tokens": 1, "prediction": {}})).await;
+}
+
+#[tokio::test]
+async fn an_id_outside_the_vocabulary_ends_the_server() {
+    for (path, body) in
+        [(GENERATE, json!({"input_ids": [9000]})), ("/v1/completions", json!({"prompt": [9000]}))]
+    {
+        let fake = sglang(|_| {}).await;
+        for body in [body, json!({"prompt": [5], "input_ids": [5]})] {
+            let mut wire = Wire::connect(fake.address).await;
+            wire.send(post(path, "", body.to_string().as_bytes())).await;
+            assert!(wire.message().await.is_none(), "{path}: no answer, now or later");
+        }
+        assert!(fake.house.fatal()[0].contains("9000"));
+    }
+}
+
+#[tokio::test]
+async fn one_page_waits_for_the_scheduler_and_the_load_is_what_it_published() {
+    let fake = sglang(|options| options.publish_interval = 3).await;
+    let load = async || get(fake.address, "/v1/loads").await.json()["loads"][0].clone();
+    let idle = load().await;
+    assert!(load().await["timestamp"].as_f64() > idle["timestamp"].as_f64(), "idle: at once");
+    let scheduler = fake.house.scheduler().await;
+    let (mut info, mut model) = (Wire::connect(fake.address).await, Wire::connect(fake.address).await);
+    info.send("GET /server_info HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert_eq!(model.ask("GET /model_info HTTP/1.1\r\nhost: x\r\n\r\n").await.head.status(), 200);
+    let mut stream = Wire::connect(fake.address).await;
+    stream.send(post("/v1/completions", "", br#"{"prompt":[5,6],"max_tokens":9,"stream":true}"#)).await;
+    while load().await["num_running_reqs"] != 1 {}
+    let prefill = load().await;
+    assert_eq!(load().await["timestamp"], prefill["timestamp"], "nothing was published since");
+    drop(scheduler);
+    assert_eq!(info.message().await.unwrap().head.status(), 200);
+    assert!(stream.message().await.is_some());
+    assert!(load().await["timestamp"].as_f64() > prefill["timestamp"].as_f64());
 }
 
 #[tokio::test]
