@@ -3,7 +3,6 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -13,20 +12,15 @@ use super::access::Access;
 use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
-use crate::fleet::identity::{self, Recognised, Renderer, Unknown};
+use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::{Replica, rounds_seen};
+use crate::fleet::Replica;
 use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{RelayReason, VerifyMethod};
 use foretell_engines::dialect::Engine;
 use foretell_engines::dialect::probe::{Cache, Findings};
 use foretell_engines::text::{TextError, Tokenizer};
-
-/// Time to wait for the server to become idle before measuring.
-const IDLE_WITHIN: Duration = Duration::from_secs(5);
-/// Interval between two checks of its load.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// The arguments of `foretell probe`.
 #[derive(clap::Args, Clone, Debug)]
@@ -197,7 +191,11 @@ async fn measure(
     let tokenizer = identity::tokenizer(replica, file, &engine).await?;
     (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
     seen.calls += if file.is_some() { 1 } else { 2 };
-    seen.busy = !idle(replica, &engine, &mut seen.calls).await;
+    if let Some(file) = file {
+        identity::confirm(replica, &mut engine, &tokenizer, &ModelConfig::beside(file)).await?;
+    }
+    seen.calls += engine.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
+    seen.busy = !probe::is_idle(replica, &engine, &mut seen.calls).await;
     let (Probe { calls, within, .. }, methods) = (Probe::default(), VerifyLimits::default());
     let mut limits = Limits {
         calls: calls.saturating_sub(seen.calls),
@@ -220,24 +218,6 @@ async fn measure(
     let begun = Instant::now();
     let findings = probe::measure(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
     Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
-}
-
-/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that
-/// reports no load counts as idle.
-async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
-    let Some(path) = engine.load_path else { return true };
-    let until = Instant::now() + IDLE_WITHIN;
-    loop {
-        *calls += 1;
-        match rounds_seen::look(replica, engine.dialect, path).await {
-            Some(load) if load.running + load.waiting > 0 => {}
-            _ => return true,
-        }
-        if Instant::now() >= until {
-            return false;
-        }
-        tokio::time::sleep(LOOK).await;
-    }
 }
 
 /// The tokenizer file: this path, or the file in this folder.

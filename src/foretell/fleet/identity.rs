@@ -4,6 +4,7 @@
 //! and starts clean. Until the identity is known, requests are relayed.
 
 mod ask;
+mod confirm;
 mod pace;
 mod watched;
 
@@ -30,6 +31,7 @@ use foretell_engines::text::Tokenizer;
 
 pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
+pub use confirm::{ModelConfig, confirm};
 use watched::Watched;
 pub use watched::shows_one;
 
@@ -130,8 +132,8 @@ pub struct RecognitionSettings {
     pub tokenizer: Option<PathBuf>,
     /// The output parsers that its server was started with.
     pub parsers: Parsers,
-    /// The `generation_config.json` of its model; `None` if none is named.
-    pub generation_config: Option<PathBuf>,
+    /// The `generation_config.json` of its model; `None` if its folder is not known.
+    pub generation_config: Option<ModelConfig>,
     /// The server that renders its chat requests.
     pub renderer: Renderer,
     /// The path at which its load is read; `None` takes the dialect's.
