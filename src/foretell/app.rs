@@ -35,7 +35,7 @@ use crate::config::process::{
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
-use crate::fleet::identity::{Identities, RecognitionSettings, Renderer};
+use crate::fleet::identity::{Identities, ModelConfig, RecognitionSettings, Renderer};
 use crate::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
 use crate::http::drain::Lifecycle;

@@ -74,6 +74,26 @@ impl Confirmation {
     }
 }
 
+impl Confirmation {
+    /// What is wrong, and its remedy; `None` if everything is confirmed.
+    pub fn problem(&self) -> Option<String> {
+        let passed = "requests that leave one of these to the server are passed through (defaults_unknown)";
+        match (self.contradicted.join(", "), self.unconfirmed.join(", ")) {
+            (fields, _) if !fields.is_empty() => Some(format!(
+                "its answers contradict the model's generation_config.json in {fields}: {passed}. Name the folder of the \
+                 model that it serves (--tokenizer, or models[].generation_config), or start it without \
+                 --generation-config and --override-generation-config, or with --enable-scale-out, by which it \
+                 reports its defaults"
+            )),
+            (_, fields) if !fields.is_empty() => Some(format!(
+                "its answers have not confirmed the model's generation_config.json in {fields}: {passed}. They are \
+                 tested again; started with --enable-scale-out, it reports its defaults"
+            )),
+            _ => None,
+        }
+    }
+}
+
 /// An answer to a call: its status and body; `None`: there was none.
 pub type Heard = Option<(u16, Vec<u8>)>;
 
@@ -455,3 +475,6 @@ fn limit_in(body: &[u8]) -> Option<u32> {
     let (_, rest) = body.split_once("max_tokens=")?;
     rest.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests;

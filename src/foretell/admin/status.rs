@@ -48,6 +48,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
         "uptime_seconds": ran.as_secs_f64(),
         "unready": shared.unready(),
         "out": shared.fleet.out(),
+        "nothing_eligible": observer.nothing_eligible(),
         "draining": shared.life.is_draining(),
         "mode": mode(shared),
         "sessions": observer.recent().count(),

@@ -19,6 +19,7 @@ use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{RelayReason, VerifyMethod};
 use foretell_engines::dialect::Engine;
+use foretell_engines::dialect::confirm::Confirmation;
 use foretell_engines::dialect::probe::{Cache, Findings};
 use foretell_engines::text::{TextError, Tokenizer};
 
@@ -115,7 +116,27 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     };
     // A failed write, as to a closed pipe, is not an error.
     let _ = write_outcome(args, &outcome, out);
-    Exit::Done
+    if outcome.is_eligible() { Exit::Done } else { Exit::FellShort }
+}
+
+impl Outcome {
+    /// True if requests to the server are eligible for speculation; that it would not pay, or that
+    /// the server bills for it, is no fault.
+    fn is_eligible(&self) -> bool {
+        match self {
+            Self::Report(report) => {
+                let engine = &report.findings.engine;
+                !engine.methods.is_empty() && defaults_problem(engine).is_none()
+            }
+            Self::Relayed { reason, .. } => *reason == RelayReason::Billed,
+        }
+    }
+}
+
+/// What is wrong with the engine's defaults, so that requests that leave them open are passed
+/// through.
+fn defaults_problem(engine: &Engine) -> Option<String> {
+    engine.confirmation.as_ref().and_then(Confirmation::problem)
 }
 
 fn write_outcome(args: &ProbeArgs, outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
@@ -293,6 +314,15 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
         ),
     };
     writeln!(out, "defaults     {defaults}")?;
+    match &engine.confirmation {
+        Some(confirmation) if confirmation.problem().is_none() => {
+            writeln!(out, "             of the model's folder, confirmed by {} calls", confirmation.calls)?;
+        }
+        _ => {}
+    }
+    if let Some(problem) = defaults_problem(engine) {
+        writeln!(out, "problem      {problem}.")?;
+    }
     if let Some(most) = engine.max_tokens {
         writeln!(out, "max_tokens   {most} at most")?;
     }

@@ -25,6 +25,7 @@ use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
 use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_engines::dialect::confirm::Confirmation;
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
@@ -238,7 +239,13 @@ impl Identities {
         let knowledge = known.knowledge.load();
         Some(match &**knowledge {
             ServerKnowledge::Relayed(reason, why) => {
-                json!({ "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
+                let wrong = (why != UNRECOGNISED && *reason != RelayReason::Billed).then(|| {
+                    format!("no request is eligible ({}): {why}", reason.name())
+                });
+                json!({
+                    "problem": wrong,
+                    "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null },
+                })
             }
             ServerKnowledge::Known(identity) => {
                 let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
@@ -249,6 +256,7 @@ impl Identities {
                     "dialect": identity.engine.dialect.name(),
                     "epoch": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
                     "verify": methods,
+                    "problem": identity.engine.confirmation.as_ref().and_then(Confirmation::problem),
                     "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
                 })
             }

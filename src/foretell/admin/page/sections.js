@@ -154,11 +154,13 @@ export function wrong(status, replicas, policies) {
   for (const backend of status.out) {
     add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; requests to it fail.`);
   }
+  if (status.nothing_eligible) add("bad", "eligible", `Nothing is eligible: ${status.nothing_eligible}.`);
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
       add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} is ${replica.state}${cause}`);
     }
+    if (replica.problem) add("warn", `problem ${replica.name}`, `Replica ${replica.name}: ${replica.problem}.`);
     if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.conclusion}`);
   }
   for (const { policy, backend, closed } of comparisons(status)) {

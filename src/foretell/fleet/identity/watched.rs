@@ -89,6 +89,9 @@ pub(super) struct Watched {
     rounds_seen: Arc<RoundsSeen>,
     /// `None` before the check.
     one: Mutex<Option<One>>,
+    /// The last test of defaults that could not be decided, and the pause before the next; `None`
+    /// if there are none.
+    confirms: Mutex<Option<(Instant, Duration)>>,
     /// Wakes the prober: a probe is requested, regardless of the configuration.
     wanted: Notify,
     /// Wakes the recognition, so that it runs at once.
@@ -115,6 +118,7 @@ impl Watched {
             away: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             one: Mutex::default(),
+            confirms: Mutex::default(),
             wanted: Notify::new(),
             again: Arc::default(),
             asked: AtomicBool::new(false),
@@ -209,6 +213,7 @@ impl Watched {
                         model = identity.epoch.model,
                         "backend known"
                     );
+                    self.say_defaults(&identity);
                     if identity.engine.dialect.quirks().experimental {
                         tracing::warn!(
                             replica = self.replica.label(),
@@ -224,12 +229,44 @@ impl Watched {
                     }
                     let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
                     self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(identity))));
+                } else {
+                    self.confirm_again(&identity).await;
                 }
                 *self.said.lock() = None;
                 Settled::Known
             }
             Err(unknown) => self.unknown(unknown, before.is_some()),
         }
+    }
+
+    /// Logs how the server's defaults were confirmed, and when those that were not are tested again.
+    fn say_defaults(&self, identity: &Identity) {
+        let Some(confirmation) = &identity.engine.confirmation else { return };
+        let mut again = self.confirms.lock();
+        *again = match *again {
+            _ if confirmation.unconfirmed.is_empty() => None,
+            None => Some((Instant::now(), ONE_AGAIN)),
+            Some((_, pause)) => Some((Instant::now(), (pause * 2).min(AGAIN.1))),
+        };
+        let replica = self.replica.label();
+        match confirmation.problem() {
+            Some(problem) => tracing::warn!(replica, calls = confirmation.calls, problem, "sampling defaults are in doubt"),
+            None => tracing::info!(replica, calls = confirmation.calls, "sampling defaults confirmed"),
+        }
+    }
+
+    /// Tests the defaults again that could not be decided, after a growing pause.
+    async fn confirm_again(&self, identity: &Arc<Identity>) {
+        let due = self.confirms.lock().is_some_and(|(at, pause)| at.elapsed() >= pause);
+        if !due {
+            return;
+        }
+        let Ok(confirmed) = ask::confirmed_again(&self.replica, &self.asking, identity).await else { return };
+        // A probe may have stored more meanwhile.
+        let Some(now) = self.identity().filter(|now| now.epoch == confirmed.epoch) else { return };
+        self.say_defaults(&confirmed);
+        let confirmed = Identity { probe: now.probe.clone(), ..(*confirmed).clone() };
+        self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(confirmed))));
     }
 
     /// Stores that it was not recognised; `before`: it was known until now.
