@@ -8,6 +8,6 @@ mod explained;
 mod first_token;
 mod house;
 mod identity;
-mod stock;
 pub mod parameters;
+mod stock;
 pub mod table;

@@ -1,10 +1,11 @@
 //! Confirms by behaviour that a server takes its defaults from a model's `generation_config.json`,
 //! where it does not report them (vLLM without `--enable-scale-out`).
 //!
-//! A field is confirmed by three answers to one seed, alike in all other fields: with the file's
-//! value spelled out, with a wrong value, and with the field left to the server. The first two have
-//! to differ, else the seed decides nothing and the next one is tried; then the third has to equal
-//! the first. The other fields are spelled out such that this one decides much: truncation is tried
+//! A field is confirmed by answers to one seed, alike in all other fields: with the file's value
+//! spelled out, with a wrong one, and with the field left to the server. The first two have to
+//! differ, else the seed decides nothing and the next one is tried; then the third has to equal the
+//! first. Wrong values are one nearby, and the engine's own default where the file has another: what
+//! the server does if it does not read the file. The other fields are spelled out such that this one decides much: truncation is tried
 //! on a flat distribution, penalties among a few tokens that come again and again. A choice of
 //! tokens is worth many calls, so each call asks for several choices of a few tokens.
 //!
@@ -39,6 +40,8 @@ const BIAS: i32 = 100;
 const FLAT: f64 = 2.0;
 /// Maximum number of ends that are tried.
 const ENDS: usize = 4;
+/// Maximum number of calls; about 30 are usual.
+const CALLS: u32 = 60;
 
 /// Name of the ends of a text in `generation_config.json`.
 pub const END_TOKENS: &str = "eos_token_id";
@@ -119,8 +122,8 @@ enum Topic {
 enum Form {
     /// The file's value is spelled out.
     Spelled,
-    /// Another value is spelled out.
-    Wrong,
+    /// Another value is spelled out: the one of this number.
+    Wrong(usize),
     /// It is left to the server.
     Open,
 }
@@ -199,14 +202,17 @@ impl Confirmer {
         }
     }
 
-    /// The next call; `None`: all is decided.
+    /// The next call; `None`: all is decided, or the calls are used up.
     pub fn next(&mut self) -> Option<Asked> {
+        if self.found.calls >= CALLS {
+            return None;
+        }
         if self.limits.len() < LIMITS {
             self.found.calls += 1;
             return Some(Asked { call: self.limit_call(self.limits.len()), idle: false });
         }
         while let Some(&topic) = self.topics.get(self.topic) {
-            match follows(&self.heard) {
+            match follows(&self.heard, self.wrongs(topic)) {
                 Next::Ask(form, idle) => {
                     let call = self.call(topic, form);
                     let first = form == Form::Spelled && self.heard.is_empty();
@@ -257,8 +263,17 @@ impl Confirmer {
         engine.limit_known = ![&self.found.contradicted, &self.found.unconfirmed]
             .iter()
             .any(|names| names.contains(&MAX_TOKENS));
-        engine.max_tokens = self.limits.get(2).copied().flatten().filter(|&most| (most as usize) < self.room());
+        engine.max_tokens =
+            self.limits.get(2).copied().flatten().filter(|&most| (most as usize) < self.room());
         engine.confirmation = Some(self.found);
+    }
+
+    /// Number of wrong values that are tried.
+    fn wrongs(&self, topic: Topic) -> usize {
+        match topic {
+            Topic::Field(field) => wrong(field, self.config.defaults.of(field)).into_iter().flatten().count(),
+            Topic::End(_) => 1,
+        }
     }
 
     fn repeat(&mut self, topic: Topic) {
@@ -358,7 +373,7 @@ impl Confirmer {
         }
         let value = match form {
             Form::Spelled => Some(own),
-            Form::Wrong => Some(wrong(field, own)),
+            Form::Wrong(number) => wrong(field, own).into_iter().flatten().nth(number),
             Form::Open => None,
         };
         if let Some(value) = value {
@@ -378,23 +393,26 @@ impl Confirmer {
     }
 }
 
-/// A value that the field does not have by the file: the engine's own default, or one that is
-/// plainly felt.
-fn wrong(field: F, own: f64) -> f64 {
+/// Values that the field does not have by the file: one nearby, and the engine's own default.
+fn wrong(field: F, own: f64) -> [Option<f64>; 2] {
     let neutral = Defaults::OPENAI.of(field);
-    #[expect(clippy::float_cmp, reason = "any other value is another one")]
-    if own != neutral {
-        return neutral;
-    }
-    match field {
-        F::Temperature => 0.7,
-        F::TopP => 0.8,
-        F::TopK => 20.0,
-        F::MinP => 0.1,
-        F::PresencePenalty => 0.5,
-        F::FrequencyPenalty => 0.3,
-        F::RepetitionPenalty => 1.05,
-    }
+    let near = match field {
+        F::Temperature if own == 0.0 => 0.5,
+        F::Temperature => own * 0.85,
+        F::TopP if own > 0.5 => own - 0.1,
+        F::TopP => own + 0.1,
+        F::TopK if own == 0.0 => 20.0,
+        F::TopK if own < 4.0 => own + 1.0,
+        F::TopK => (own * 0.75).floor(),
+        F::MinP if own < 0.5 => own * 1.5 + 0.02,
+        F::MinP => own * 0.75,
+        F::PresencePenalty if own < 1.0 => own + 0.5,
+        F::PresencePenalty => own - 0.5,
+        F::FrequencyPenalty if own < 1.0 => own + 0.3,
+        F::FrequencyPenalty => own - 0.3,
+        F::RepetitionPenalty => own * 1.04,
+    };
+    [Some(near), Some(neutral).filter(|neutral| (neutral - own).abs() > 0.0)]
 }
 
 fn number(field: F, value: f64) -> Value {
@@ -414,28 +432,35 @@ fn about_end(end: TokenId, form: Form, body: &mut Map<String, Value>) {
     body.insert("logit_bias".into(), json!({ end.to_string(): BIAS }));
     match form {
         Form::Spelled => drop(body.insert("stop_token_ids".into(), json!([end]))),
-        Form::Wrong => drop(body.insert("ignore_eos".into(), true.into())),
+        Form::Wrong(_) => drop(body.insert("ignore_eos".into(), true.into())),
         Form::Open => {}
     }
 }
 
-/// What follows from the answers so far: spelled, wrong, open, and where these disagree spelled and
-/// open once more.
-fn follows(heard: &[Content]) -> Next {
+/// What follows from the answers so far: spelled, this number of wrong ones, open, and where these
+/// disagree spelled and open once more.
+fn follows(heard: &[Content], wrongs: usize) -> Next {
     use Content as C;
-    match heard {
-        [] => Next::Ask(Form::Spelled, false),
-        [C::Sampled(_)] => Next::Ask(Form::Wrong, false),
-        [C::Sampled(spelled), C::Sampled(wrong)] if spelled == wrong => Next::Again,
-        [C::Sampled(_), C::Sampled(_)] => Next::Ask(Form::Open, false),
-        [spelled, _, open] if spelled == open => Next::Confirmed,
-        [_, _, C::None] => Next::Unconfirmed,
-        [_, _, _] => Next::Ask(Form::Spelled, true),
+    let Some((spelled, others)) = heard.split_first() else { return Next::Ask(Form::Spelled, false) };
+    let (controls, rest) = others.split_at(others.len().min(wrongs));
+    let sampled = |content: &C| matches!(content, C::Sampled(_));
+    if !sampled(spelled) || !controls.iter().all(sampled) {
+        return Next::Unconfirmed;
+    }
+    if controls.contains(spelled) {
+        return Next::Again;
+    }
+    match rest {
+        [] if controls.len() < wrongs => Next::Ask(Form::Wrong(controls.len()), false),
+        [] => Next::Ask(Form::Open, false),
+        [open] if open == spelled => Next::Confirmed,
+        [C::None] => Next::Unconfirmed,
+        [_] => Next::Ask(Form::Spelled, true),
         // Its answers to one seed differ by themselves.
-        [spelled, _, _, again] if spelled != again => Next::Unconfirmed,
-        [_, _, _, _] => Next::Ask(Form::Open, true),
-        [spelled, _, _, _, open] if spelled == open => Next::Confirmed,
-        [_, _, _, _, C::Sampled(_) | C::Refused] => Next::Contradicted,
+        [_, again] if again != spelled => Next::Unconfirmed,
+        [_, _] => Next::Ask(Form::Open, true),
+        [_, _, open] if open == spelled => Next::Confirmed,
+        [_, _, C::Sampled(_) | C::Refused] => Next::Contradicted,
         _ => Next::Unconfirmed,
     }
 }
@@ -455,13 +480,14 @@ struct Choice {
 impl Content {
     fn of(heard: Heard) -> Self {
         match heard {
-            Some((200, body)) => serde_json::from_slice::<Answered>(&body).map_or(Self::None, |mut answered| {
-                answered.choices.sort_by_key(|choice| choice.index);
-                let choice = |choice: Choice| {
-                    (choice.token_ids, choice.finish_reason.as_deref() == Some("stop"))
-                };
-                Self::Sampled(answered.choices.into_iter().map(choice).collect())
-            }),
+            Some((200, body)) => {
+                serde_json::from_slice::<Answered>(&body).map_or(Self::None, |mut answered| {
+                    answered.choices.sort_by_key(|choice| choice.index);
+                    let choice =
+                        |choice: Choice| (choice.token_ids, choice.finish_reason.as_deref() == Some("stop"));
+                    Self::Sampled(answered.choices.into_iter().map(choice).collect())
+                })
+            }
             Some((400..=499, _)) => Self::Refused,
             _ => Self::None,
         }

@@ -39,7 +39,9 @@ use super::{
     masked, score,
 };
 use crate::masks::{Mask, Shown};
-use crate::openai::{Additive, Defaults, GenerationConfig, Listed, Request, Route, Sampling, SamplingField, order};
+use crate::openai::{
+    Additive, Defaults, GenerationConfig, Listed, Request, Route, Sampling, SamplingField, order,
+};
 use crate::text::Tokenizer;
 use crate::translation::Thinking;
 use foretell_core::draft::Tree;
@@ -218,7 +220,13 @@ impl Codec for Vllm {
         })
     }
 
-    fn confirmer(&self, engine: &Engine, config: &GenerationConfig, text: &[TokenId], seed: u64) -> Option<Confirmer> {
+    fn confirmer(
+        &self,
+        engine: &Engine,
+        config: &GenerationConfig,
+        text: &[TokenId],
+        seed: u64,
+    ) -> Option<Confirmer> {
         let config = config.clone();
         let config = if penalty_defaults(engine) { config } else { config.without_output_penalties() };
         let reports = engine.defaults.is_some() && engine.limit_known;

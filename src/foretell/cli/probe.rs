@@ -12,9 +12,9 @@ use super::access::Access;
 use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
+use crate::fleet::Replica;
 use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::Replica;
 use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{RelayReason, VerifyMethod};
@@ -215,7 +215,6 @@ async fn measure(
     if let Some(file) = file {
         identity::confirm(replica, &mut engine, &tokenizer, &ModelConfig::beside(file)).await?;
     }
-    seen.calls += engine.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
     seen.busy = !probe::is_idle(replica, &engine, &mut seen.calls).await;
     let (Probe { calls, within, .. }, methods) = (Probe::default(), VerifyLimits::default());
     let mut limits = Limits {
@@ -236,6 +235,8 @@ async fn measure(
         seen.calls += shown.calls;
         limits.calls = limits.calls.saturating_sub(shown.calls);
     }
+    // Short calls, and not part of the bound.
+    seen.calls += engine.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
     let begun = Instant::now();
     let findings = probe::measure(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
     Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))

@@ -239,9 +239,8 @@ impl Identities {
         let knowledge = known.knowledge.load();
         Some(match &**knowledge {
             ServerKnowledge::Relayed(reason, why) => {
-                let wrong = (why != UNRECOGNISED && *reason != RelayReason::Billed).then(|| {
-                    format!("no request is eligible ({}): {why}", reason.name())
-                });
+                let wrong = (why != UNRECOGNISED && *reason != RelayReason::Billed)
+                    .then(|| format!("no request is eligible ({}): {why}", reason.name()));
                 json!({
                     "problem": wrong,
                     "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null },

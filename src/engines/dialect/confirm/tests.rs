@@ -25,7 +25,16 @@ impl Server {
     fn of(file: &str) -> Self {
         let GenerationConfig { defaults, max_tokens, ends } = config(file);
         let none = Vec::new;
-        Self { defaults, max_tokens, ends, cap: None, deaf: none().into_iter().collect(), odd: none(), silent: none(), calls: 0 }
+        Self {
+            defaults,
+            max_tokens,
+            ends,
+            cap: None,
+            deaf: none().into_iter().collect(),
+            odd: none(),
+            silent: none(),
+            calls: 0,
+        }
     }
 
     fn answer(&mut self, call: &Call) -> Heard {
@@ -52,7 +61,8 @@ impl Server {
             Some(bias) => self.ended(bias.keys().next().unwrap().parse().unwrap(), &body),
             None => {
                 let text = format!("{fields:?} {} {index} {}", body["seed"], self.odd.contains(&self.calls));
-                let tokens = text.bytes().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+                let tokens =
+                    text.bytes().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
                 json!({ "index": index, "token_ids": [tokens], "finish_reason": "length" })
             }
         };
@@ -116,7 +126,7 @@ fn a_server_that_follows_the_file_is_confirmed_in_few_calls() {
         assert_eq!((engine.limit_known, engine.default_tokens), (true, config(file).max_tokens));
         assert_eq!(engine.max_tokens, None);
         let calls = engine.confirmation.as_ref().unwrap().calls as usize;
-        assert!(calls == server.calls && calls <= LIMITS + 3 * (F::ALL.len() + 2), "{calls} calls");
+        assert!(calls == server.calls && calls <= LIMITS + 4 * F::ALL.len() + 3 * 2, "{calls} calls");
         assert_eq!(engine.confirmation.as_ref().unwrap().problem(), None);
     }
 }
@@ -172,8 +182,8 @@ fn the_limit_is_read_from_refusals() {
 
 #[test]
 fn one_disagreement_is_repeated_on_an_idle_server() {
-    // The third call after those for the limit leaves the temperature open.
-    let open = LIMITS + 3;
+    // The fourth call after those for the limit leaves the temperature open.
+    let open = LIMITS + 4;
     let mut server = Server { odd: vec![open], ..Server::of(FILE) };
     assert_eq!(doubts(&confirmed(FILE, &mut server)), (vec![], vec![]));
     let mut server = Server { odd: vec![open], ..Server::of(FILE) };
@@ -187,6 +197,9 @@ fn one_disagreement_is_repeated_on_an_idle_server() {
 #[test]
 fn a_field_that_no_seed_decides_is_not_confirmed() {
     let mut server = Server { deaf: vec![F::TopP, F::PresencePenalty], ..Server::of(FILE) };
+    let mut none = Server { deaf: F::ALL.to_vec(), ..Server::of(FILE) };
+    assert_eq!(doubts(&confirmed(FILE, &mut none)).1.len(), F::ALL.len() + 1, "the ends are not reached");
+    assert_eq!(none.calls, CALLS as usize);
     let engine = confirmed(FILE, &mut server);
     assert_eq!(doubts(&engine), (vec![], vec!["top_p", "presence_penalty"]));
     let doubted = |set: &[F], temperature| {

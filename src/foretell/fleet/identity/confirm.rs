@@ -33,7 +33,8 @@ impl ModelConfig {
     /// The file's content; `None` if it is not there, or is no such file and was not named.
     async fn read(&self) -> Result<Option<GenerationConfig>, Unknown> {
         let (Self::Named(path) | Self::Beside(path)) = self;
-        let unread = |error: &dyn std::fmt::Display| Unknown::tokenizer(format!("{}: {error}", path.display()));
+        let unread =
+            |error: &dyn std::fmt::Display| Unknown::tokenizer(format!("{}: {error}", path.display()));
         let json = match tokio::fs::read(path).await {
             Err(_) if matches!(self, Self::Beside(_)) => return Ok(None),
             read => read.map_err(|error| unread(&error))?,

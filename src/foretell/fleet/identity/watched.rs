@@ -250,7 +250,9 @@ impl Watched {
         };
         let replica = self.replica.label();
         match confirmation.problem() {
-            Some(problem) => tracing::warn!(replica, calls = confirmation.calls, problem, "sampling defaults are in doubt"),
+            Some(problem) => {
+                tracing::warn!(replica, calls = confirmation.calls, problem, "sampling defaults are in doubt")
+            }
             None => tracing::info!(replica, calls = confirmation.calls, "sampling defaults confirmed"),
         }
     }

@@ -109,9 +109,8 @@ fn remedy(reason: Reason) -> &'static str {
             "Name the folder of the server's model, which holds its tokenizer.json (--tokenizer DIR, or \
              models[].tokenizer)"
         }
-        Reason::Relay(RelayReason::NoVerifyMethod | RelayReason::Balanced) | Reason::Plain(PlainReason::NoVerifyMethod) => {
-            "`foretell probe URL` says what the server lacks"
-        }
+        Reason::Relay(RelayReason::NoVerifyMethod | RelayReason::Balanced)
+        | Reason::Plain(PlainReason::NoVerifyMethod) => "`foretell probe URL` says what the server lacks",
         Reason::Relay(RelayReason::Tools | RelayReason::Reasoning) | Reason::Plain(PlainReason::Parser) => {
             "Name the server's parsers (models[].parsers, docs/parsers.md)"
         }
@@ -144,7 +143,11 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let unknown = relayed(RelayReason::DefaultsUnknown);
         assert_eq!(streak.finish(&unknown, at(0)), Change::None);
-        assert_eq!(streak.finish(&relayed(RelayReason::Off), at(61)), Change::None, "the operator's own mode");
+        assert_eq!(
+            streak.finish(&relayed(RelayReason::Off), at(61)),
+            Change::None,
+            "the operator's own mode"
+        );
         assert_eq!(streak.finish(&Finished { output_tokens: 0, ..unknown.clone() }, at(61)), Change::None);
         assert_eq!(streak.finish(&unknown, at(59)), Change::None);
         let Change::Begun(problem) = streak.finish(&unknown, at(60)) else { panic!("not noticed") };
