@@ -169,6 +169,8 @@ pub struct Confirmer {
     known: HashMap<Vec<u8>, Content>,
     pending: Option<Vec<u8>>,
     limits: Vec<Option<u32>>,
+    /// A chat was refused without naming a limit.
+    refuses_chats: bool,
     found: Confirmation,
 }
 
@@ -198,6 +200,7 @@ impl Confirmer {
             known: HashMap::new(),
             pending: None,
             limits: Vec::new(),
+            refuses_chats: false,
             found: Confirmation::default(),
         }
     }
@@ -236,7 +239,10 @@ impl Confirmer {
     /// Takes the answer to the last call.
     pub fn take(&mut self, heard: Heard) {
         if self.limits.len() < LIMITS {
-            self.limits.push(heard.and_then(|(_, body)| limit_in(&body)));
+            let limit = heard.as_ref().and_then(|(_, body)| limit_in(body));
+            let refused = matches!(heard, Some((400..=499, _))) && limit.is_none();
+            self.refuses_chats |= refused && self.limits.is_empty();
+            self.limits.push(limit);
             if self.limits.len() == LIMITS {
                 self.decide_limit();
             }
@@ -260,9 +266,8 @@ impl Confirmer {
         }
         engine.defaults = Some(self.config.defaults);
         engine.default_tokens = self.default_tokens();
-        engine.limit_known = ![&self.found.contradicted, &self.found.unconfirmed]
-            .iter()
-            .any(|names| names.contains(&MAX_TOKENS));
+        let mut doubted = self.found.contradicted.iter().chain(&self.found.unconfirmed);
+        engine.limit_known = !self.refuses_chats && doubted.all(|name| *name != MAX_TOKENS);
         engine.max_tokens =
             self.limits.get(2).copied().flatten().filter(|&most| (most as usize) < self.room());
         engine.confirmation = Some(self.found);
@@ -335,7 +340,10 @@ impl Confirmer {
 
     fn decide_limit(&mut self) {
         let [Some(short), Some(_), Some(_)] = self.limits[..] else {
-            self.found.unconfirmed.push(MAX_TOKENS);
+            // A model without a chat template refuses chats for another reason.
+            if !self.refuses_chats {
+                self.found.unconfirmed.push(MAX_TOKENS);
+            }
             return;
         };
         // A limit of the file that is not below the room of the context does not show.

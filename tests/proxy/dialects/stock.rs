@@ -1,6 +1,8 @@
 //! A vLLM as `vllm serve MODEL` starts it: its defaults are those of the model's folder, as far as
 //! its answers confirm them.
 
+use std::time::Duration;
+
 use foretell::app::Running;
 use foretell::app::local;
 use foretell_engines::openai::Route;
@@ -12,6 +14,7 @@ use crate::client::{Ask, FORCED, get};
 use crate::fakes::house::Defaults;
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, toy};
+use crate::wire::PATIENCE;
 
 const PROMPT: &str = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n";
 
@@ -64,7 +67,18 @@ async fn proxy(fake: &Fake<Vllm>, folder: &TempDir) -> Running {
         fake.address,
         folder.path().display(),
     );
-    local::proxy(&process, &[FORCED]).await.unwrap()
+    let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
+    let known = async {
+        while !replica(&proxy).await["epoch"].is_string() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, known).await.expect("recognised");
+    proxy
+}
+
+async fn replica(proxy: &Running) -> Value {
+    get(proxy.gateway.admin.unwrap(), "/api/replicas").await.json()["replicas"][0].clone()
 }
 
 fn ask(route: Route, stream: bool, more: &Value) -> Ask {
@@ -74,7 +88,7 @@ fn ask(route: Route, stream: bool, more: &Value) -> Ask {
 }
 
 async fn problem(proxy: &Running) -> Value {
-    get(proxy.gateway.admin.unwrap(), "/api/replicas").await.json()["replicas"][0]["problem"].clone()
+    replica(proxy).await["problem"].clone()
 }
 
 /// The reason and the parameter with which a request is passed through; `None` if it was served.
@@ -209,8 +223,8 @@ async fn every_start_of_the_engine_is_tested() {
     fake.house.renew();
     let noticed = async {
         while problem(&proxy).await == Value::Null {
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    assert!(tokio::time::timeout(crate::wire::PATIENCE, noticed).await.is_ok());
+    assert!(tokio::time::timeout(PATIENCE, noticed).await.is_ok());
 }

@@ -13,6 +13,7 @@ struct Server {
     /// A limit that requests cannot raise.
     cap: Option<u32>,
     ends: Vec<TokenId>,
+    chats: bool,
     /// Fields that change nothing.
     deaf: Vec<F>,
     /// Numbers of calls whose answers are another server's, or fail.
@@ -24,15 +25,15 @@ struct Server {
 impl Server {
     fn of(file: &str) -> Self {
         let GenerationConfig { defaults, max_tokens, ends } = config(file);
-        let none = Vec::new;
         Self {
             defaults,
             max_tokens,
             ends,
             cap: None,
-            deaf: none().into_iter().collect(),
-            odd: none(),
-            silent: none(),
+            chats: true,
+            deaf: Vec::new(),
+            odd: Vec::new(),
+            silent: Vec::new(),
             calls: 0,
         }
     }
@@ -44,7 +45,9 @@ impl Server {
         }
         let body: Value = serde_json::from_slice(&call.body).unwrap();
         if let Some(least) = body["min_tokens"].as_u64() {
-            return Some((400, self.refusal(&body, least).into_bytes()));
+            let refused = !self.chats && body["messages"].is_array();
+            let message = if refused { "no chat template".to_owned() } else { self.refusal(&body, least) };
+            return Some((400, message.into_bytes()));
         }
         let of = |field: &F| {
             let value = body[field.name()].as_f64().unwrap_or_else(|| self.defaults.of(*field));
@@ -178,6 +181,9 @@ fn the_limit_is_read_from_refusals() {
     let mut server = Server { silent: vec![2], ..Server::of("{}") };
     let engine = confirmed("{}", &mut server);
     assert_eq!((engine.limit_known, doubts(&engine)), (false, (vec![], vec![MAX_TOKENS])));
+    let mut server = Server { chats: false, ..Server::of("{}") };
+    let engine = confirmed("{}", &mut server);
+    assert_eq!((engine.limit_known, doubts(&engine)), (false, (vec![], vec![])), "a model without chats");
 }
 
 #[test]
