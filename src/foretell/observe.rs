@@ -352,7 +352,7 @@ impl Observer {
         }
     }
 
-    /// What is wrong where no output of a minute of traffic was eligible; `None` elsewhere.
+    /// The problem that no output of a minute of traffic was eligible; `None` elsewhere.
     pub fn nothing_eligible(&self) -> Option<String> {
         self.streak.lock().problem(Instant::now())
     }

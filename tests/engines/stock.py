@@ -71,11 +71,12 @@ def sidecar(foretell, url, model, out, policy):
     front, admin = engines.free_port(), engines.free_port()
     argv = [foretell, "serve", "--backend", url, "--tokenizer", model, "--listen", f"127.0.0.1:{front}",
             "--admin", f"127.0.0.1:{admin}"]
+    policies = engines.ROOT / "policies"
     if policy:
         policies = out / "stock-policies"
         policies.mkdir(parents=True, exist_ok=True)
         (policies / "forced.yaml").write_text(policy)
-        argv += ["--policies", policies]
+    argv += ["--policies", policies]
     pages = f"http://127.0.0.1:{admin}"
     with engines.Server(argv, None, pages, out / "foretell-stock.log", "/healthz", 60):
         end = time.monotonic() + 300

@@ -2,12 +2,12 @@
 //! where it does not report them (vLLM without `--enable-scale-out`).
 //!
 //! A field is confirmed by answers to one seed, alike in all other fields: with the file's value
-//! spelled out, with a wrong one, and with the field left to the server. The first two have to
-//! differ, else the seed decides nothing and the next one is tried; then the third has to equal the
-//! first. Wrong values are one nearby, and the engine's own default where the file has another: what
-//! the server does if it does not read the file. The other fields are spelled out such that this one decides much: truncation is tried
-//! on a flat distribution, penalties among a few tokens that come again and again. A choice of
-//! tokens is worth many calls, so each call asks for several choices of a few tokens.
+//! spelled out, with wrong ones, and with the field left to the server. The wrong ones have to
+//! differ from the first, else the seed decides nothing and the next one is tried; then the last
+//! has to equal the first. Wrong values are one nearby, and the engine's own default where the file has
+//! another: the value of a server that does not read the file. The other fields are spelled out
+//! such that this one decides much: truncation is tried on a flat distribution, penalties among a
+//! few tokens that come again and again. Each call asks for several choices of a few tokens.
 //!
 //! An end of the text is confirmed in the same way: as a stop token of the request, ignored, and
 //! left to the server. The limit of an output is read from the refusal of a request for more tokens
@@ -51,9 +51,9 @@ pub const MAX_TOKENS: &str = "max_tokens";
 /// The outcome: the defaults of a model's file, as far as the server follows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confirmation {
-    /// What the server does otherwise than the file says, as the names of fields.
+    /// Fields in which the server contradicts the file.
     pub contradicted: Vec<&'static str>,
-    /// What could not be decided, as the names of fields.
+    /// Fields that could not be decided.
     pub unconfirmed: Vec<&'static str>,
     /// Number of calls that were made.
     pub calls: u32,
@@ -78,7 +78,7 @@ impl Confirmation {
 }
 
 impl Confirmation {
-    /// What is wrong, and its remedy; `None` if everything is confirmed.
+    /// The problem for the operator, with its remedy; `None` if everything is confirmed.
     pub fn problem(&self) -> Option<String> {
         let passed = "requests that leave one of these to the server are passed through (defaults_unknown)";
         match (self.contradicted.join(", "), self.unconfirmed.join(", ")) {
@@ -137,7 +137,7 @@ enum Content {
     None,
 }
 
-/// What follows from the answers of one attempt.
+/// The consequence of the answers of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Ask(Form, bool),
@@ -445,7 +445,7 @@ fn about_end(end: TokenId, form: Form, body: &mut Map<String, Value>) {
     }
 }
 
-/// What follows from the answers so far: spelled, this number of wrong ones, open, and where these
+/// The consequence of the answers so far: spelled, this number of wrong ones, open, and where these
 /// disagree spelled and open once more.
 fn follows(heard: &[Content], wrongs: usize) -> Next {
     use Content as C;

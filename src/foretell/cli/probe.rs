@@ -133,8 +133,8 @@ impl Outcome {
     }
 }
 
-/// What is wrong with the engine's defaults, so that requests that leave them open are passed
-/// through.
+/// The problem with the engine's defaults, for which requests that leave them open are passed
+/// through; `None` if there is none.
 fn defaults_problem(engine: &Engine) -> Option<String> {
     engine.confirmation.as_ref().and_then(Confirmation::problem)
 }

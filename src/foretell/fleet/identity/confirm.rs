@@ -12,8 +12,8 @@ use foretell_engines::dialect::Engine;
 use foretell_engines::openai::GenerationConfig;
 use foretell_engines::text::Tokenizer;
 
-/// Maximum time for all calls: about 30, each of a few tokens, which take seconds unless the machine
-/// is overloaded.
+/// Maximum time for all calls: about 30, each of a few tokens; seconds, unless the machine is
+/// overloaded.
 const WITHIN: Duration = Duration::from_mins(3);
 
 /// The `generation_config.json` of a model.

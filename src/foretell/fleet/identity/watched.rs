@@ -239,7 +239,7 @@ impl Watched {
         }
     }
 
-    /// Logs how the server's defaults were confirmed, and when those that were not are tested again.
+    /// Logs the confirmation of the server's defaults, and schedules another of those in doubt.
     fn say_defaults(&self, identity: &Identity) {
         let Some(confirmation) = &identity.engine.confirmation else { return };
         let mut again = self.confirms.lock();

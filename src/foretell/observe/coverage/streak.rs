@@ -28,7 +28,7 @@ pub struct Streak {
     warned: bool,
 }
 
-/// What a finished request changes.
+/// Effect of a finished request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Nothing.
@@ -66,7 +66,7 @@ impl Streak {
         }
     }
 
-    /// What is wrong at `now`, with the remedy; `None` if nothing is.
+    /// The problem at `now`, with its remedy; `None` if there is none.
     pub fn problem(&self, now: Instant) -> Option<String> {
         let (first, last) = self.first.zip(self.last)?;
         let long = last.duration_since(first);
@@ -98,7 +98,7 @@ fn is_wished(reason: Option<Reason>) -> bool {
 
 const EXPLAIN: &str = "`foretell explain --request body.json` names the step that decides";
 
-/// What to do about a reason.
+/// The operator's next step for a reason.
 fn remedy(reason: Reason) -> &'static str {
     match reason {
         Reason::Relay(RelayReason::DefaultsUnknown) => {
