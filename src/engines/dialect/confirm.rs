@@ -4,8 +4,8 @@
 //! A field is confirmed by answers to one seed, alike in all other fields: with the file's value
 //! spelled out, with wrong ones, and with the field left to the server. The wrong ones have to
 //! differ from the first, else the seed decides nothing and the next one is tried; then the last
-//! has to equal the first. Wrong values are one nearby, and the engine's own default where the file has
-//! another: the value of a server that does not read the file. The other fields are spelled out
+//! has to equal the first. Wrong values are one nearby, and the engine's own default where the file
+//! has another: the value of a server that does not read the file. The other fields are spelled out
 //! such that this one decides much: truncation is tried on a flat distribution, penalties among a
 //! few tokens that come again and again. Each call asks for several choices of a few tokens.
 //!
