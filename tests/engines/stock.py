@@ -116,7 +116,7 @@ def bodies(model, count):
             lines.append([json.loads(line)["body"] for line in file])
     mixed = [body for of_each in itertools.zip_longest(*lines) for body in of_each if body]
     for body in [README, *mixed][:count]:
-        yield {**body, "model": model, "max_tokens": min(body["max_tokens"], 64), "temperature": 0}
+        yield {**body, "model": model, "max_tokens": min(body["max_tokens"], 32), "temperature": 0}
 
 
 def forced(url, through, model, count):

@@ -55,6 +55,7 @@ fn of(file: &Value) -> Defaults {
 async fn vllm(version: &'static str, defaults: Defaults) -> Fake<Vllm> {
     let mut options = Options::of(version);
     options.setup.temper.eos_every = None;
+    options.setup.max_len = 400;
     let fake = Fake::start(Vllm::new(options)).await;
     *fake.house.defaults.lock() = defaults;
     fake
@@ -201,6 +202,7 @@ async fn another_file_than_the_servers_is_noticed(#[case] config: Option<Value>,
 async fn ends_of_the_file_are_confirmed(#[case] ends: &[u32], #[case] contradicted: Option<&str>) {
     let mut options = Options::of("0.32.0");
     options.setup.temper.eos_every = None;
+    options.setup.max_len = 400;
     options.other_ends = ends.to_vec();
     let fake = Fake::start(Vllm::new(options)).await;
     let eos = fake.house.toy.eos();
