@@ -61,7 +61,7 @@ use foretell_engines::policy::PolicySet;
 
 /// Maximum wait of a start for the backends' engines to be identified and for the measurements of
 /// other sidecars; after that, requests are relayed until they are.
-const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+const KNOWN_WITHIN: Duration = Duration::from_secs(20);
 /// Maximum wait at the end for the snapshots to be written, and for the store.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 
