@@ -7,6 +7,7 @@
 
 pub mod body;
 mod chunk;
+pub mod confirm;
 pub mod engine;
 pub mod guarantees;
 pub mod listed;
@@ -28,7 +29,8 @@ pub mod vllm;
 
 use serde_json::Value;
 
-use crate::openai::{Additive, Listed, Request, Route, Sampling};
+use crate::openai::{Additive, GenerationConfig, Listed, Request, Route, Sampling};
+use crate::text::Tokenizer;
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
@@ -36,6 +38,7 @@ use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
 
 use body::Ids;
 pub use chunk::{Chunk, FirstToken};
+use confirm::Confirmer;
 pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use quirks::{CacheSetting, Quirks, Usual};
@@ -286,6 +289,19 @@ pub trait Codec: Sync {
     /// Further questions to the server about itself, given its answers so far; empty when all is
     /// known. Every question must be safe on every version and cost at most one token.
     fn questions(&self, answers: &Answers) -> Vec<Question>;
+
+    /// The confirmation of defaults that the engine does not report, where it may take them from
+    /// this file; `None` where it reports them, or never takes any. `text`: ids of real text.
+    fn confirmer(
+        &self,
+        engine: &Engine,
+        config: &GenerationConfig,
+        text: &[TokenId],
+        seed: u64,
+    ) -> Option<Confirmer> {
+        let _ = (engine, config, text, seed);
+        None
+    }
 
     /// The engine that gave these answers.
     ///

@@ -38,6 +38,6 @@ pub use output_tokens::OutputTokens;
 pub use prediction::without_prediction;
 pub use reading::Reading;
 pub use request::{Api, Prompt, PromptSize, Request, Route};
-pub use sampling::{Defaults, Sampling, SamplingField, SetFields};
+pub use sampling::{Defaults, GenerationConfig, Sampling, SamplingField, SetFields};
 pub use trim::Trim;
 pub use usage::{Path, SpeculatedUsage, Usage};

@@ -35,7 +35,7 @@ use crate::config::process::{
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
-use crate::fleet::identity::{Identities, RecognitionSettings, Renderer};
+use crate::fleet::identity::{Identities, ModelConfig, RecognitionSettings, Renderer};
 use crate::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
 use crate::http::drain::Lifecycle;
@@ -61,7 +61,7 @@ use foretell_engines::policy::PolicySet;
 
 /// Maximum wait of a start for the backends' engines to be identified and for the measurements of
 /// other sidecars; after that, requests are relayed until they are.
-const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+const KNOWN_WITHIN: Duration = Duration::from_secs(20);
 /// Maximum wait at the end for the snapshots to be written, and for the store.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 
@@ -383,11 +383,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
         renderer: Renderer::default(),
         tokenizer: tokenizer(backend),
         parsers: parsers(backend),
-        generation_config: backend
-            .models
-            .iter()
-            .find_map(|model| model.generation_config.as_deref())
-            .map(|path| files::in_folder(path, files::GENERATION_CONFIG)),
+        generation_config: generation_config(backend),
         load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
         every: backend.load.every,
         ready: backend.probe.when == process::ProbeWhen::Ready,
@@ -424,6 +420,16 @@ fn predicts(backend: &Backend) -> bool {
 fn parsers(backend: &Backend) -> Parsers {
     let named = backend.models.iter().map(|model| model.parsers);
     named.into_iter().find(|parsers| *parsers != Parsers::default()).unwrap_or_default()
+}
+
+/// The `generation_config.json` of its models: the file that is named, or that beside the named
+/// tokenizer, if there is one.
+fn generation_config(backend: &Backend) -> Option<ModelConfig> {
+    let named = backend.models.iter().find_map(|model| model.generation_config.as_deref());
+    match named {
+        Some(path) => Some(ModelConfig::Named(files::in_folder(path, files::GENERATION_CONFIG))),
+        None => Some(ModelConfig::beside(&tokenizer(backend)?)),
+    }
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {

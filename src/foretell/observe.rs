@@ -27,12 +27,14 @@ pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use coverage::Coverage;
+use coverage::streak::{Change, Streak};
 use foretell_core::control::Alarm;
 use foretell_core::session::{Balance, SentAhead};
 use foretell_core::words::{ClientFamily, Ledger, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, Path};
 use history::History;
 use http::HeaderMap;
+use parking_lot::Mutex;
 use recent::Recent;
 use text::Text;
 use totals::Totals;
@@ -254,6 +256,7 @@ pub struct Observer {
     recent: Recent,
     totals: Totals,
     coverage: Coverage,
+    streak: Mutex<Streak>,
     history: History,
     /// When the process began to observe.
     started: (SystemTime, Instant),
@@ -276,6 +279,7 @@ impl Observer {
             recent: Recent::default(),
             totals: Totals::default(),
             coverage: Coverage::default(),
+            streak: Mutex::default(),
             history: History::default(),
             started: (SystemTime::now(), Instant::now()),
             sampling: Sampling::new(1.0),
@@ -353,6 +357,30 @@ impl Observer {
         &self.coverage
     }
 
+    /// Warns where no output of a minute of traffic was eligible, and counts it.
+    fn note_streak(&self, finished: &Finished) {
+        if finished.route.is_none() {
+            return;
+        }
+        let change = self.streak.lock().finish(finished, Instant::now());
+        match change {
+            Change::None => {}
+            Change::Begun(problem) => {
+                self.metrics.nothing_eligible(true);
+                tracing::warn!(problem, "nothing is eligible");
+            }
+            Change::Ended => {
+                self.metrics.nothing_eligible(false);
+                tracing::info!("requests are eligible again");
+            }
+        }
+    }
+
+    /// The problem that no output of a minute of traffic was eligible; `None` elsewhere.
+    pub fn nothing_eligible(&self) -> Option<String> {
+        self.streak.lock().problem(Instant::now())
+    }
+
     /// The last quarter of an hour.
     pub fn history(&self) -> &History {
         &self.history
@@ -368,6 +396,7 @@ impl Observer {
         self.metrics.finish(&finished);
         self.totals.finish(&finished);
         self.coverage.finish(&finished);
+        self.note_streak(&finished);
         if !finished.unsampled || finished.has_failed() {
             log::finished(&finished);
         }

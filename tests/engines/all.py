@@ -4,8 +4,8 @@
     all.py [--engines all|llama|vllm] [--short] [--foretell BIN]
 
 Per engine: the self-test with planted proxies (a run that cannot fail proves nothing), then
-exact.py's checks with forced speculation, and transparent.py's comparison of every byte. An engine
-that is not installed, or cannot run on this machine, is skipped: `make engines` installs.
+exact.py's checks with forced speculation, and transparent.py's comparison of every byte; for vLLM
+also stock.py: the server as `vllm serve MODEL` starts it. An engine that is not installed, or cannot run on this machine, is skipped: `make engines` installs.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import time
 
 import engine as engines
 import exact
+import stock
 
 NOT_HERE = (("vLLM's V2 runner", "needs Triton, which the CPU build lacks: V1 runner only"),
             ("SGLang, TGI, TensorRT-LLM, Triton, LMDeploy, hosted", "no CPU build in the registries: fakes in the Rust tests"))
@@ -50,6 +51,8 @@ def checks(kind, args, out):
         yield kind, "exact", "FAILED", "did not start"
         return
     yield from modes(kind, args, out, common)
+    if kind == "vllm":
+        yield from stock_form(out, common)
     results = json.loads(figures.read_text())
     for part in exact.PARTS:
         result = results.get(part, {"skipped": "not requested"})
@@ -67,6 +70,19 @@ def modes(kind, args, out, common):
     for mode, result in results.items():
         summary = f"{len(result['different'])} of {result['cells']} differ" if result else "did not end"
         yield kind, f"bytes {mode}"[:10], "ok" if result and result["ok"] else "FAILED", summary
+
+
+def stock_form(out, common):
+    """Table lines of stock.py, one per check."""
+    if why := stock.absent():
+        yield "vllm", "stock", "skipped", why
+        return
+    figures = out / "stock.json"
+    figures.unlink(missing_ok=True)
+    run([sys.executable, engines.HERE / "stock.py", "--json", str(figures), *common], 3600)
+    results = json.loads(figures.read_text()) if figures.exists() else {"stock": {"ok": False, "summary": "did not end"}}
+    for part, result in results.items():
+        yield "vllm", f"stock {part}"[:18], "ok" if result["ok"] else "FAILED", result["summary"]
 
 
 def main():

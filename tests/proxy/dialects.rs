@@ -9,4 +9,5 @@ mod first_token;
 mod house;
 mod identity;
 pub mod parameters;
+mod stock;
 pub mod table;

@@ -644,8 +644,10 @@ async fn the_token_that_ends_a_text_is_named_as_by_the_server(#[values(false, tr
         (json!({"messages": say}), Value::Null),
         (json!({"messages": say, "stop_token_ids": [own]}), Value::Null),
     ] {
-        // A server that does not render tells no defaults of its own.
-        let mut asked = json!({"tools": [], "presence_penalty": 0, "frequency_penalty": 0});
+        // A server that does not render tells no defaults, and one that always writes the same text
+        // confirms none.
+        let mut asked = json!({"tools": [], "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0,
+            "repetition_penalty": 1});
         asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let more = asked;
         let (mut want, mut got) = (scene.direct(&more).await, scene.through(&more).await);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::confirm::Confirmation;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
@@ -169,6 +170,11 @@ pub struct Engine {
     pub seeded: bool,
     /// Maximum output tokens where a client sets no limit; `None` if the server has no such limit.
     pub default_tokens: Option<u32>,
+    /// It is known whether chats have such a limit (vLLM).
+    pub limit_known: bool,
+    /// The defaults are those of a model's file, as far as the server's answers confirm them;
+    /// `None` if it reports them itself, or they are not known.
+    pub confirmation: Option<Confirmation>,
     /// Maximum tokens of one later plain request, where it is answered whole; `None` if it is a
     /// stream.
     pub segment: Option<u32>,
@@ -231,6 +237,8 @@ impl Engine {
             watermarks: false,
             seeded: false,
             default_tokens: None,
+            limit_known: false,
+            confirmation: None,
             segment: None,
             broken_end: BrokenEnd::default(),
             caches: None,
@@ -284,6 +292,9 @@ impl Engine {
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) = self.refuses_bound(request, sampling).or_else(|| self.refuses_rendered(request)) {
             return Some(refused);
+        }
+        if let Some(doubted) = self.confirmation.as_ref().and_then(|of| of.doubted(sampling)) {
+            return Some(Refused::by(RelayReason::DefaultsUnknown, doubted));
         }
         if sampling.logprobs.is_some() && !self.may_list(request, sampling) {
             return Some(Refused::by(RelayReason::Parameter, "logprobs"));

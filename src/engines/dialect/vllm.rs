@@ -4,7 +4,8 @@
 //! ids; fields that the client left open stay open, so that the server's `generation_config`
 //! applies to it as it does to the client's own request. It cannot for penalties on output, which
 //! in a later request is prompt: where the server may have its own (`PENALTY_DEFAULTS`) and does
-//! not render requests, the client has to send them. `Score` uses the token endpoint
+//! not render requests, they are confirmed by its answers ([`super::confirm`]), or the client has
+//! to send them. `Score` uses the token endpoint
 //! (`/inference/v1/generate`), the only one that reads the prefix cache for prompt
 //! log-probabilities.
 //!
@@ -28,6 +29,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
+use super::confirm::Confirmer;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
@@ -35,7 +37,10 @@ use super::{
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, listed,
     score,
 };
-use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling, SamplingField, order};
+use crate::openai::{
+    Additive, Defaults, GenerationConfig, Listed, Request, Route, Sampling, SamplingField, order,
+};
+use crate::text::Tokenizer;
 use crate::translation::Thinking;
 use foretell_core::session::Hold;
 use foretell_core::units::TokenId;
@@ -185,6 +190,7 @@ impl Codec for Vllm {
             defaults: rendered.as_ref().map(defaults),
             max_tokens: rendered.as_ref().and_then(|params| limit_in(params, context.saturating_sub(1))),
             default_tokens: chat_limit(answers, context),
+            limit_known: renders && rendered.is_some(),
             noise: Noise::Call,
             block: block.and_then(|block| block.parse().ok()).map_or(BLOCK, shared::block),
             rows: RowShape::Full,
@@ -204,6 +210,19 @@ impl Codec for Vllm {
             load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
         })
+    }
+
+    fn confirmer(
+        &self,
+        engine: &Engine,
+        config: &GenerationConfig,
+        text: &[TokenId],
+        seed: u64,
+    ) -> Option<Confirmer> {
+        let config = config.clone();
+        let config = if penalty_defaults(engine) { config } else { config.without_output_penalties() };
+        let reports = engine.defaults.is_some() && engine.limit_known;
+        (!reports).then(|| Confirmer::new(engine, config, text, seed))
     }
 
     fn start_page(&self) -> Option<&'static str> {
@@ -244,7 +263,7 @@ impl Codec for Vllm {
         match request.route {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
             // `max_new_tokens` of a generation config that is not known may be lower.
-            Route::Chat if engine.defaults.is_none() || !engine.renders => MaxTokens::Unknown,
+            Route::Chat if !engine.limit_known => MaxTokens::Unknown,
             Route::Chat => engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens),
         }
     }
@@ -452,12 +471,16 @@ fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
     one.get("sampling_params")?.as_object().cloned()
 }
 
+/// True if the server takes penalties on output from its generation config.
+fn penalty_defaults(engine: &Engine) -> bool {
+    shared::version(&engine.version).is_some_and(|version| version >= PENALTY_DEFAULTS)
+}
+
 /// The first penalty on output that the client leaves to a server whose own one is not known.
 fn unknown_penalty(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
-    let may_have = shared::version(&engine.version).is_some_and(|version| version >= PENALTY_DEFAULTS);
     let fields = [SamplingField::PresencePenalty, SamplingField::FrequencyPenalty];
     let open = fields.into_iter().find(|&field| !sampling.set_by_client.has(field));
-    let open = open.filter(|_| may_have && engine.defaults.is_none());
+    let open = open.filter(|_| penalty_defaults(engine) && engine.defaults.is_none());
     open.map(|field| Refused::by(RelayReason::DefaultsUnknown, field.name()))
 }
 

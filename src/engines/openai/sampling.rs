@@ -96,33 +96,96 @@ impl Defaults {
         repetition_penalty: 1.0,
     };
 
-    /// Those of the chats of a server that takes them from a model's `generation_config.json`: its
-    /// fields, and OpenAI's defaults for those that it lacks.
-    ///
-    /// # Errors
-    /// It is no JSON object, or a field is no number.
-    pub fn of_generation_config(json: &[u8]) -> Result<Self, serde_json::Error> {
-        let read: GenerationConfig = serde_json::from_slice(json)?;
-        let Self { temperature, top_p, min_p, repetition_penalty, .. } = Self::OPENAI;
-        Ok(Self {
-            temperature: read.temperature.unwrap_or(temperature),
-            top_p: read.top_p.unwrap_or(top_p),
-            top_k: read.top_k.and_then(|top_k| u32::try_from(top_k).ok()).filter(|&top_k| top_k > 0),
-            min_p: read.min_p.unwrap_or(min_p),
-            repetition_penalty: read.repetition_penalty.unwrap_or(repetition_penalty),
-            ..Self::OPENAI
-        })
+    /// The default of one field; 0 where `top_k` keeps all.
+    pub fn of(&self, field: SamplingField) -> f64 {
+        match field {
+            SamplingField::Temperature => self.temperature,
+            SamplingField::TopP => self.top_p,
+            SamplingField::TopK => f64::from(self.top_k.unwrap_or(0)),
+            SamplingField::MinP => self.min_p,
+            SamplingField::PresencePenalty => self.presence_penalty,
+            SamplingField::FrequencyPenalty => self.frequency_penalty,
+            SamplingField::RepetitionPenalty => self.repetition_penalty,
+        }
     }
 }
 
-/// The fields of a `generation_config.json` that servers take for defaults (SGLang 0.5.23).
+/// A model's `generation_config.json`: what servers take for defaults of requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationConfig {
+    /// Its sampling fields, and OpenAI's defaults for those that it lacks.
+    pub defaults: Defaults,
+    /// Its `max_new_tokens`.
+    pub max_tokens: Option<u32>,
+    /// Its `eos_token_id`: the tokens that end an output.
+    pub ends: Vec<TokenId>,
+}
+
+impl GenerationConfig {
+    /// That of a model without the file.
+    pub const NONE: Self = Self { defaults: Defaults::OPENAI, max_tokens: None, ends: Vec::new() };
+
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// It is no JSON object, or a field is no number.
+    pub fn read(json: &[u8]) -> Result<Self, serde_json::Error> {
+        let read: ConfigFile = serde_json::from_slice(json)?;
+        let plain = Defaults::OPENAI;
+        Ok(Self {
+            defaults: Defaults {
+                temperature: read.temperature.unwrap_or(plain.temperature),
+                top_p: read.top_p.unwrap_or(plain.top_p),
+                top_k: read.top_k.and_then(|top_k| u32::try_from(top_k).ok()).filter(|&top_k| top_k > 0),
+                min_p: read.min_p.unwrap_or(plain.min_p),
+                presence_penalty: read.presence_penalty.unwrap_or(plain.presence_penalty),
+                frequency_penalty: read.frequency_penalty.unwrap_or(plain.frequency_penalty),
+                repetition_penalty: read.repetition_penalty.unwrap_or(plain.repetition_penalty),
+            },
+            max_tokens: read.max_new_tokens.and_then(|tokens| u32::try_from(tokens).ok()),
+            ends: read.eos_token_id.map(Ends::into_ids).unwrap_or_default(),
+        })
+    }
+
+    /// The same for a server that does not take penalties on output from it (SGLang 0.5.23, vLLM
+    /// before 0.32).
+    #[must_use]
+    pub const fn without_output_penalties(mut self) -> Self {
+        self.defaults.presence_penalty = 0.0;
+        self.defaults.frequency_penalty = 0.0;
+        self
+    }
+}
+
+/// The fields of a `generation_config.json` that servers take for defaults (vLLM 0.32,
+/// `config/model.py`; SGLang 0.5.23).
 #[derive(Deserialize)]
-struct GenerationConfig {
+struct ConfigFile {
     temperature: Option<f64>,
     top_p: Option<f64>,
     top_k: Option<i64>,
     min_p: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
     repetition_penalty: Option<f64>,
+    max_new_tokens: Option<i64>,
+    eos_token_id: Option<Ends>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ends {
+    One(TokenId),
+    Several(Vec<TokenId>),
+}
+
+impl Ends {
+    fn into_ids(self) -> Vec<TokenId> {
+        match self {
+            Self::One(id) => vec![id],
+            Self::Several(ids) => ids,
+        }
+    }
 }
 
 /// Effective sampling of one request. Defaults are OpenAI's.
@@ -288,12 +351,21 @@ mod tests {
 
     #[test]
     fn the_defaults_of_a_model_are_those_of_its_file() {
-        let read = |json: &str| Defaults::of_generation_config(json.as_bytes());
-        let qwen =
-            r#"{"do_sample": true, "eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20, "top_p": 0.95}"#;
-        let want = Defaults { temperature: 0.6, top_k: Some(20), top_p: 0.95, ..Defaults::OPENAI };
-        assert_eq!(read(qwen).unwrap(), want);
-        assert_eq!(read(r#"{"top_k": -1, "temperature": null}"#).unwrap(), Defaults::OPENAI);
+        let read = |json: &str| GenerationConfig::read(json.as_bytes());
+        let qwen = r#"{"do_sample": true, "eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20, "top_p": 0.95,
+            "presence_penalty": 1.5, "max_new_tokens": 2048}"#;
+        let want = Defaults {
+            temperature: 0.6,
+            top_k: Some(20),
+            top_p: 0.95,
+            presence_penalty: 1.5,
+            ..Defaults::OPENAI
+        };
+        let config = read(qwen).unwrap();
+        assert_eq!(config, GenerationConfig { defaults: want, max_tokens: Some(2048), ends: vec![1, 2] });
+        assert_eq!(config.without_output_penalties().defaults, Defaults { presence_penalty: 0.0, ..want });
+        assert_eq!(read(r#"{"top_k": -1, "temperature": null}"#).unwrap(), GenerationConfig::NONE);
+        assert_eq!(read(r#"{"eos_token_id": 7}"#).unwrap().ends, [7]);
         assert!(read("[1]").is_err() && read(r#"{"min_p": "0.1"}"#).is_err());
         let sampling = Sampling::default().with_defaults(&want).all_set();
         assert!(sampling.sets_all() && sampling.top_k == Some(20));

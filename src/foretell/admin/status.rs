@@ -50,6 +50,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
         "in_flight": observer.metrics().requests_in_flight(),
         "recording": observer.recording_fault(),
         "out": shared.fleet.out(),
+        "nothing_eligible": observer.nothing_eligible(),
         "draining": shared.life.is_draining(),
         "mode": mode(shared),
         "sessions": observer.recent().count(),

@@ -12,7 +12,7 @@ use crate::config::process::Process;
 use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
 use crate::fleet::{KeyFile, tls};
 use crate::learning::cipher::Cipher;
-use foretell_engines::openai::Defaults;
+use foretell_engines::openai::GenerationConfig;
 use foretell_engines::text::Tokenizer;
 use foretell_onnx::folder;
 
@@ -139,7 +139,7 @@ fn what_else(path: &Path) -> Option<&'static str> {
 
 fn generation_config(named: &Named) -> Option<Problem> {
     let read = std::fs::read(in_folder(&named.path, GENERATION_CONFIG)).map_err(|error| error.to_string());
-    let read = read.and_then(|json| Defaults::of_generation_config(&json).map_err(|error| error.to_string()));
+    let read = read.and_then(|json| GenerationConfig::read(&json).map_err(|error| error.to_string()));
     Some(named.problem(&read.err()?, "a generation_config.json, or a folder with one"))
 }
 

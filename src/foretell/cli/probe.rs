@@ -3,7 +3,6 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -14,22 +13,19 @@ use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
 use crate::config::values;
-use crate::fleet::identity::{self, Recognised, Renderer, Unknown};
+use crate::fleet::Replica;
+use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
-use crate::fleet::{Replica, rounds_seen};
 use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{RelayReason, VerifyMethod};
 use foretell_engines::dialect::Engine;
+use foretell_engines::dialect::confirm::Confirmation;
 use foretell_engines::dialect::probe::{Cache, Findings};
 use foretell_engines::text::{TextError, Tokenizer};
 
-/// Time to wait for the server to become idle before measuring.
-const IDLE_WITHIN: Duration = Duration::from_secs(5);
 /// Factor by which a longer probe is suggested.
 const MORE_TIME: u64 = 6;
-/// Interval between two checks of its load.
-const LOOK: Duration = Duration::from_millis(500);
 
 /// The arguments of `foretell probe`.
 #[derive(clap::Args, Clone, Debug)]
@@ -83,8 +79,21 @@ impl Outcome {
     /// The exit code: the one place that decides what a probe without an error means to a script.
     fn exit(&self) -> Exit {
         match self {
+            _ if !self.is_eligible() => Exit::FellShort,
             Self::Report(report) if report.measured_too_little() => Exit::FellShort,
             Self::Report(_) | Self::Relayed { .. } => Exit::Done,
+        }
+    }
+
+    /// True if requests to the server are eligible for speculation; that it would not pay, or that
+    /// the server bills for it, is no fault.
+    fn is_eligible(&self) -> bool {
+        match self {
+            Self::Report(report) => {
+                let engine = &report.findings.engine;
+                !engine.methods.is_empty() && defaults_problem(engine).is_none()
+            }
+            Self::Relayed { reason, .. } => *reason == RelayReason::Billed,
         }
     }
 
@@ -156,6 +165,12 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     // A failed write, as to a closed pipe, is not an error.
     let _ = write_outcome(args, &outcome, out);
     outcome.exit()
+}
+
+/// The problem with the engine's defaults, for which requests that leave them open are passed
+/// through; `None` if there is none.
+fn defaults_problem(engine: &Engine) -> Option<String> {
+    engine.confirmation.as_ref().and_then(Confirmation::problem)
 }
 
 fn write_outcome(args: &ProbeArgs, outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
@@ -237,7 +252,10 @@ async fn measure(
     let tokenizer = identity::tokenizer(replica, file, &engine).await?;
     (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
     seen.calls += if file.is_some() { 1 } else { 2 };
-    seen.busy = !idle(replica, &engine, &mut seen.calls).await;
+    if let Some(file) = file {
+        identity::confirm(replica, &mut engine, &tokenizer, &ModelConfig::beside(file)).await?;
+    }
+    seen.busy = !probe::is_idle(replica, &engine, &mut seen.calls).await;
     let (Probe { calls, .. }, methods) = (Probe::default(), VerifyLimits::default());
     let mut limits = Limits {
         calls: calls.saturating_sub(seen.calls),
@@ -260,27 +278,11 @@ async fn measure(
         seen.calls += shown.calls;
         limits.calls = limits.calls.saturating_sub(shown.calls);
     }
+    // Short calls, and not part of the bound.
+    seen.calls += engine.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
     let begun = Instant::now();
     let findings = probe::measure(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
     Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
-}
-
-/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that
-/// reports no load counts as idle.
-async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
-    let Some(path) = engine.load_path else { return true };
-    let until = Instant::now() + IDLE_WITHIN;
-    loop {
-        *calls += 1;
-        match rounds_seen::look(replica, engine.dialect, path).await {
-            Some(load) if load.running + load.waiting > 0 => {}
-            _ => return true,
-        }
-        if Instant::now() >= until {
-            return false;
-        }
-        tokio::time::sleep(LOOK).await;
-    }
 }
 
 /// The tokenizer file: this path, or the file in this folder.
@@ -360,6 +362,15 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
         ),
     };
     writeln!(out, "defaults     {defaults}")?;
+    match &engine.confirmation {
+        Some(confirmation) if confirmation.problem().is_none() => {
+            writeln!(out, "             of the model's folder, confirmed by {} calls", confirmation.calls)?;
+        }
+        _ => {}
+    }
+    if let Some(problem) = defaults_problem(engine) {
+        writeln!(out, "problem      {problem}.")?;
+    }
     if let Some(most) = engine.max_tokens {
         writeln!(out, "max_tokens   {most} at most")?;
     }

@@ -4,6 +4,7 @@
 //! and starts clean. Until the identity is known, requests are relayed.
 
 mod ask;
+mod confirm;
 mod pace;
 mod watched;
 
@@ -25,12 +26,14 @@ use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
 use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_engines::dialect::confirm::Confirmation;
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
 
 pub use ask::{Away, Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
+pub use confirm::{ModelConfig, confirm};
 pub use watched::shows_one;
 use watched::{ModelChange, Watched};
 
@@ -131,8 +134,8 @@ pub struct RecognitionSettings {
     pub tokenizer: Option<PathBuf>,
     /// The output parsers that its server was started with.
     pub parsers: Parsers,
-    /// The `generation_config.json` of its model; `None` if none is named.
-    pub generation_config: Option<PathBuf>,
+    /// The `generation_config.json` of its model; `None` if its folder is not known.
+    pub generation_config: Option<ModelConfig>,
     /// The server that renders its chat requests.
     pub renderer: Renderer,
     /// The path at which its load is read; `None` takes the dialect's.
@@ -240,7 +243,12 @@ impl Identities {
         });
         let mut shown = match &**knowledge {
             ServerKnowledge::Relayed(reason, why) => {
-                json!({ "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
+                let wrong = (why != UNRECOGNISED && *reason != RelayReason::Billed)
+                    .then(|| format!("no request is eligible ({}): {why}", reason.name()));
+                json!({
+                    "problem": wrong,
+                    "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null },
+                })
             }
             ServerKnowledge::Known(identity) => {
                 let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
@@ -251,6 +259,7 @@ impl Identities {
                     "dialect": identity.engine.dialect.name(),
                     "epoch": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
                     "verify": methods,
+                    "problem": identity.engine.confirmation.as_ref().and_then(Confirmation::problem),
                     "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
                 })
             }

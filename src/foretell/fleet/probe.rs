@@ -14,13 +14,14 @@ use http_body_util::BodyExt;
 use tokio::time::Instant;
 
 use super::replica::Fresh;
-use super::{Answer, Replica};
+use super::{Answer, Replica, rounds_seen};
 use crate::clock::Clock;
 use crate::http::body::full;
 use crate::http::gather;
 use crate::http::headers::is_json;
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::confirm::Heard;
 use foretell_engines::dialect::probe::{Bounds, Findings, ProbeAnswer, Prober, Step, TEXT};
 use foretell_engines::dialect::{Call, Engine, RequestKind};
 use foretell_engines::openai::sse;
@@ -121,8 +122,40 @@ fn bounds(clock: &Clock, limits: &Limits) -> Bounds {
     }
 }
 
+/// Time to wait for a server to become idle.
+const IDLE_WITHIN: Duration = Duration::from_secs(5);
+/// Interval between two checks of its load.
+const LOOK_AT_LOAD: Duration = Duration::from_millis(500);
+
+/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that
+/// reports no load counts as idle. `calls` is increased by the calls that this takes.
+pub async fn is_idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
+    let Some(path) = engine.load_path else { return true };
+    let until = Instant::now() + IDLE_WITHIN;
+    loop {
+        *calls += 1;
+        match rounds_seen::look(replica, engine.dialect, path).await {
+            Some(load) if load.running + load.waiting > 0 => {}
+            _ => return true,
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        tokio::time::sleep(LOOK_AT_LOAD).await;
+    }
+}
+
+/// The status and the body of the answer to a call; `None`: there was none.
+pub async fn answer(replica: &Replica, call: &Call) -> Heard {
+    match whole(replica, call, false, sse::EVENT_BYTES).await {
+        Ok(body) => Some((StatusCode::OK.as_u16(), body)),
+        Err(ProbeAnswer::Refused(status, body)) => Some((status, body)),
+        Err(_) => None,
+    }
+}
+
 /// Token ids of real text, which begins with the nonce so that it is cached nowhere.
-fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
+pub fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
     let mut ids = tokenizer.encode(&format!("Leaf {nonce:016x}. "), false).unwrap_or_default();
     let mut page = 1;
     while ids.len() < TEXT {

@@ -2,6 +2,7 @@
 //! `/api/coverage`.
 
 pub mod report;
+pub mod streak;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

@@ -81,6 +81,7 @@ pub struct Metrics {
     predictions: IntCounterVec,
     alarms: IntCounterVec,
     mismatches: IntCounterVec,
+    nothing_eligible: IntGauge,
     config: ConfigMetrics,
     /// The corpus over requests.
     pub corpus: CorpusMetrics,
@@ -102,6 +103,7 @@ impl Metrics {
             predictions: new.kept(make::counters(metric::PREDICTIONS))?,
             alarms: new.kept(make::counters(metric::ANOMALIES))?,
             mismatches: new.kept(make::counters(metric::MISMATCHES))?,
+            nothing_eligible: new.kept(make::int_gauge(metric::NOTHING_ELIGIBLE))?,
             config: ConfigMetrics::new(&new)?,
             corpus: CorpusMetrics::new(&new)?,
             registry: new.registry,
@@ -148,6 +150,11 @@ impl Metrics {
     /// Counts a request whose token ids were found in doubt.
     pub fn doubted(&self, doubted: Doubted) {
         self.mismatches.with_label_values(&[doubted.name()]).inc();
+    }
+
+    /// No output of a minute of traffic was eligible; or some is again.
+    pub(super) fn nothing_eligible(&self, nothing: bool) {
+        self.nothing_eligible.set(i64::from(nothing));
     }
 
     /// Counts a request that was sent with a prediction.

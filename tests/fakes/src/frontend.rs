@@ -277,6 +277,8 @@ pub fn under(server: &Defaults, own: &Defaults) -> Defaults {
         min_p: server.min_p.or(own.min_p),
         repetition_penalty: server.repetition_penalty.or(own.repetition_penalty),
         max_new_tokens: server.max_new_tokens.or(own.max_new_tokens),
+        presence_penalty: server.presence_penalty.or(own.presence_penalty),
+        frequency_penalty: server.frequency_penalty.or(own.frequency_penalty),
         caps: server.caps,
     }
 }

@@ -34,6 +34,10 @@ pub struct Defaults {
     pub top_k: Option<i64>,
     pub min_p: Option<f64>,
     pub repetition_penalty: Option<f64>,
+    /// Taken by vLLM from 0.32 on.
+    pub presence_penalty: Option<f64>,
+    /// As [`Self::presence_penalty`].
+    pub frequency_penalty: Option<f64>,
     pub max_new_tokens: Option<u64>,
     /// Limits a request that sets its own limit, too (vLLM: `--override-generation-config`).
     pub caps: bool,

@@ -80,6 +80,7 @@ fn route_defaults(native: bool) -> Defaults {
         repetition_penalty: Some(1.0),
         max_new_tokens: None,
         caps: false,
+        ..Defaults::default()
     }
 }
 

@@ -97,6 +97,7 @@ fn own_defaults() -> Defaults {
         repetition_penalty: Some(1.0),
         max_new_tokens: None,
         caps: false,
+        ..Defaults::default()
     }
 }
 

@@ -93,6 +93,19 @@ pub const TABLE: &[Row] = &[
         verifies: &["/v1/completions"],
         ..USUAL
     },
+    // As `vllm serve MODEL` starts it.
+    Row {
+        name: "vllm-stock",
+        dialect: "vllm",
+        start: |setup| {
+            let options = |setup| vllm::Options { setup, ..vllm::Options::of("0.33.0") };
+            start(move || vllm::Vllm::new(options(setup)))
+        },
+        seeds: Seeds::Kept,
+        pipeline: Pipeline::VLLM,
+        verifies: &["/v1/completions"],
+        ..USUAL
+    },
     Row {
         name: "vllm-scale-out",
         dialect: "vllm",

@@ -25,13 +25,13 @@ async fn cpu_build(version: &'static str, compiler: bool) -> Fake<Vllm> {
 }
 
 /// Output of `foretell probe URL --json`, by the test's own binary or the one in `FORETELL_BIN`.
-async fn probed(fake: &Fake<Vllm>, more: &[&str]) -> Value {
+async fn probed(fake: &Fake<Vllm>, more: &[&str], code: i32) -> Value {
     let binary = std::env::var_os("FORETELL_BIN")
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_foretell")), PathBuf::from);
     let mut command = Command::new(binary);
     command.args(["probe", &fake.url(), "--json", "--tokenizer"]).arg(toy::folder()).args(more);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -45,7 +45,7 @@ fn why_not_score(report: &Value) -> String {
 async fn the_probe_does_not_kill_one_without_a_compiler_and_names_the_remedy() {
     for (version, sign) in [("0.15.1", "cpu_kvcache_space_bytes"), ("0.32.0", "kv_cache_memory_bytes")] {
         let fake = cpu_build(version, false).await;
-        let report = probed(&fake, &[]).await;
+        let report = probed(&fake, &[], 0).await;
         assert_eq!(fake.house.fatal(), Vec::<String>::new(), "{report:#}");
         assert!(!fake.house.is_dead());
         assert_eq!(report["methods"], json!(["fan_out"]), "{report:#}");
@@ -59,7 +59,7 @@ async fn the_probe_does_not_kill_one_without_a_compiler_and_names_the_remedy() {
 #[tokio::test]
 async fn score_is_measured_where_the_operator_names_it() {
     let fake = cpu_build("0.32.0", true).await;
-    let report = probed(&fake, &["--score"]).await;
+    let report = probed(&fake, &["--score"], 0).await;
     assert_eq!(report["methods"], json!(["score", "fan_out"]), "{report:#}");
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
 }
@@ -67,7 +67,7 @@ async fn score_is_measured_where_the_operator_names_it() {
 #[tokio::test]
 async fn where_naming_it_was_wrong_the_report_names_the_cause() {
     let fake = cpu_build("0.32.0", false).await;
-    let report = probed(&fake, &["--score"]).await;
+    let report = probed(&fake, &["--score"], 2).await;
     assert_eq!(fake.house.fatal().len(), 1, "not asked again: {report:#}");
     assert!(report["notes"].to_string().contains("InvalidCxxCompiler"), "{report:#}");
 }

@@ -39,9 +39,15 @@ pub fn trace_settings() -> BoxFuture<'static, Engines> {
     async { only(vllm(|_| {}).await) }.boxed()
 }
 
-/// One that does not report its defaults for omitted fields.
+/// One that does not report its defaults for omitted fields, and has others than its model's files
+/// say.
 pub fn silent() -> BoxFuture<'static, Engines> {
-    async { only(vllm(|options| options.scale_out = false).await) }.boxed()
+    async {
+        let fake = vllm(|options| options.scale_out = false).await;
+        fake.house.defaults.lock().max_new_tokens = Some(7);
+        only(fake)
+    }
+    .boxed()
 }
 
 /// One that speculates by itself.

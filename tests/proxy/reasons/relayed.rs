@@ -27,7 +27,7 @@ fn scene(reason: RelayReason) -> Scene {
         RelayReason::Encoded => ask(Ask { fields: "content-encoding: gzip\r\n", ..plain.ask }),
         RelayReason::Parameter => ask(completion(&json!({"echo": true}))),
         RelayReason::UnknownParameter => ask(completion(&json!({"temprature": 1}))),
-        // The maximum length of an answer is a default of the server, which does not report it.
+        // The maximum length of an answer is a default, and not that of the model's files.
         RelayReason::DefaultsUnknown => {
             Scene { engines: engines::silent, ask: chat(&json!("Hello"), &json!({})), ..plain }
         }

@@ -121,6 +121,8 @@ sections! {
     }
     "Why a request was not speculated on" {
         gauge GATE_OPEN = "foretell_gate_open" ["policy", "replica", "gate"] "1 where the gate allows speculation, 0 where it is closed.";
+        gauge NOTHING_ELIGIBLE = "foretell_nothing_eligible" []
+            "1 after a minute of traffic of which no output was eligible for speculation, until some is; the log and the status page name the cause and the remedy.";
         counter GATE_TRANSITIONS = "foretell_gate_transitions_total" ["gate", "to"] "Transitions of gates, checked every second.";
         counter PROBES = "foretell_probe_total" ["replica", "result"]
             "Measurements of a replica's verify requests that ended: they `pay`, nothing `pays_not`, or several engines answer (`balanced`).";

@@ -165,6 +165,7 @@ export function wrong(status, replicas, policies) {
     const ready = status.unready === null && !status.draining ? " /readyz still says ready, because ready.require_backend is false." : "";
     add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} answers; requests to it fail or wait.${ready}`, runbook("runbooks-service", "ForetellReplicaDown"));
   }
+  if (status.nothing_eligible) add("bad", "eligible", `Nothing is eligible: ${status.nothing_eligible}.`);
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
@@ -177,6 +178,7 @@ export function wrong(status, replicas, policies) {
     for (const { route, cause } of replica.unreadable) {
       add("bad", `unreadable ${replica.name} ${route}`, `Replica ${replica.name}: answers of ${route} cannot be read (${cause}). Its requests are passed through. Look for a gateway between Foretell and the engine that rewrites answers.`);
     }
+    if (replica.problem) add("warn", `problem ${replica.name}`, `Replica ${replica.name}: ${replica.problem}.`);
     if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.conclusion}`);
   }
   for (const { policy, backend, closed } of comparisons(status)) {

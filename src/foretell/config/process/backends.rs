@@ -322,8 +322,8 @@ fn model(item: &Item<'_>, seen: &mut Seen, common: &mut Common) -> Option<Model>
     if named.is_some_and(|parsers| *common.parsers.get_or_insert(parsers) != parsers) {
         section.refuse("parsers", other_model(), "others");
     }
-    let says = "SGLang: its generation_config.json, or a folder with one; its chats take sampling defaults from it, unless it \
-                was started with --sampling-defaults openai.";
+    let says = "vLLM and SGLang: its generation_config.json, or a folder with one, from which the server takes sampling \
+                defaults; without it the one beside the tokenizer is read.";
     let generation_config = section.file("generation_config", says, FileKind::GenerationConfig);
     if let Some(path) = &generation_config
         && common.generation_config.get_or_insert_with(|| path.clone()) != path

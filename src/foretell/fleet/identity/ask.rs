@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
+use crate::fleet::identity::confirm;
 use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, Renderer};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
@@ -20,7 +21,6 @@ use foretell_core::words::RelayReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
 use foretell_engines::dialect::{Answers, Dialect, Engine, Question, is_rendering, rendering_question};
-use foretell_engines::openai::Defaults;
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
 
@@ -70,7 +70,7 @@ impl Unknown {
         Self::Foreign(RelayReason::NoVerifyMethod, why.into())
     }
 
-    fn tokenizer(why: impl Into<String>) -> Self {
+    pub(super) fn tokenizer(why: impl Into<String>) -> Self {
         Self::Foreign(RelayReason::Tokenizer, why.into())
     }
 }
@@ -149,10 +149,10 @@ pub async fn ask(
     if asking.parsers != Parsers::default() {
         engine.parsers = asking.parsers;
     }
-    if let Some(path) = asking.generation_config.as_deref().filter(|_| takes_model_defaults(&engine)) {
-        engine.chat_defaults = Some(chat_defaults(path).await?);
-    }
     (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
+    if let Some(config) = &asking.generation_config {
+        confirm::confirm(replica, &mut engine, &tokenizer, config).await?;
+    }
     let epoch = Epoch {
         replica: replica.label().to_owned(),
         model: engine.model.clone(),
@@ -191,6 +191,35 @@ fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
         engine.dialect.codec().engine(&now).is_ok_and(|now| is_same(&now, &engine))
     };
     Some(Arc::new(Tie::new(uri, names)))
+}
+
+/// The same engine, its defaults confirmed anew.
+///
+/// # Errors
+/// [`Unknown`]: the named file of its model cannot be read.
+pub async fn confirmed_again(
+    replica: &Replica,
+    asking: &RecognitionSettings,
+    known: &Arc<Identity>,
+) -> Result<Arc<Identity>, Unknown> {
+    let Some(config) = &asking.generation_config else { return Ok(Arc::clone(known)) };
+    let mut engine = known.recognised.engine.clone();
+    confirm::confirm(replica, &mut engine, &known.tokenizer, config).await?;
+    let recognised = Recognised { engine: engine.clone(), ..(*known.recognised).clone() };
+    // The measured engine is this one with what a probe has seen.
+    let measured = Engine {
+        defaults: engine.defaults,
+        default_tokens: engine.default_tokens,
+        limit_known: engine.limit_known,
+        max_tokens: engine.max_tokens,
+        confirmation: engine.confirmation,
+        ..(*known.engine).clone()
+    };
+    Ok(Arc::new(Identity {
+        engine: Arc::new(measured),
+        recognised: Arc::new(recognised),
+        ..(**known).clone()
+    }))
 }
 
 /// True if two answers are those of one process.
@@ -338,17 +367,6 @@ pub async fn models(replica: &Replica) -> Result<Vec<String>, Unknown> {
     let models = listed.as_ref().and_then(|listed| listed.get("data")?.as_array());
     let id = |model: &serde_json::Value| Some(model.get("id")?.as_str()?.to_owned());
     Ok(models.into_iter().flatten().filter_map(id).collect())
-}
-
-/// True if the defaults of its chats are those of its model, and nobody else's.
-fn takes_model_defaults(engine: &Engine) -> bool {
-    engine.dialect.quirks().model_defaults && engine.defaults.is_none() && !engine.own_defaults
-}
-
-async fn chat_defaults(path: &Path) -> Result<Defaults, Unknown> {
-    let unread = |error: &dyn std::fmt::Display| Unknown::tokenizer(format!("{}: {error}", path.display()));
-    let read = tokio::fs::read(path).await.map_err(|error| unread(&error))?;
-    Defaults::of_generation_config(&read).map_err(|error| unread(&error))
 }
 
 /// The tokenizer of the backend's model, from the file or from the backend itself; checks that the

@@ -104,6 +104,9 @@ pub(super) struct Watched {
     rounds_seen: Arc<RoundsSeen>,
     /// `None` before the check.
     one: Mutex<Option<One>>,
+    /// The last test of defaults that could not be decided, and the pause before the next; `None`
+    /// if there are none.
+    confirms: Mutex<Option<(Instant, Duration)>>,
     /// Wakes the prober: a probe is requested, regardless of the configuration.
     wanted: Notify,
     /// Wakes the recognition, so that it runs at once.
@@ -133,6 +136,7 @@ impl Watched {
             returns_before: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             one: Mutex::default(),
+            confirms: Mutex::default(),
             wanted: Notify::new(),
             again: Arc::default(),
             asked: AtomicBool::new(false),
@@ -237,6 +241,7 @@ impl Watched {
                         model = identity.epoch.model,
                         "backend known"
                     );
+                    self.say_defaults(&identity);
                     if identity.engine.dialect.quirks().experimental {
                         tracing::warn!(
                             replica = self.replica.label(),
@@ -253,6 +258,8 @@ impl Watched {
                     }
                     let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
                     self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(identity))));
+                } else {
+                    self.confirm_again(&identity).await;
                 }
                 *self.said.lock() = None;
                 Settled::Known
@@ -280,6 +287,38 @@ impl Watched {
     /// The last change of the model at its address.
     pub(super) fn model_change(&self) -> Option<ModelChange> {
         self.model.lock().1.clone()
+    }
+
+    /// Logs the confirmation of the server's defaults, and schedules another of those in doubt.
+    fn say_defaults(&self, identity: &Identity) {
+        let Some(confirmation) = &identity.engine.confirmation else { return };
+        let mut again = self.confirms.lock();
+        *again = match *again {
+            _ if confirmation.unconfirmed.is_empty() => None,
+            None => Some((Instant::now(), ONE_AGAIN)),
+            Some((_, pause)) => Some((Instant::now(), (pause * 2).min(AGAIN.1))),
+        };
+        let replica = self.replica.label();
+        match confirmation.problem() {
+            Some(problem) => {
+                tracing::warn!(replica, calls = confirmation.calls, problem, "sampling defaults are in doubt")
+            }
+            None => tracing::info!(replica, calls = confirmation.calls, "sampling defaults confirmed"),
+        }
+    }
+
+    /// Tests the defaults again that could not be decided, after a growing pause.
+    async fn confirm_again(&self, identity: &Arc<Identity>) {
+        let due = self.confirms.lock().is_some_and(|(at, pause)| at.elapsed() >= pause);
+        if !due {
+            return;
+        }
+        let Ok(confirmed) = ask::confirmed_again(&self.replica, &self.asking, identity).await else { return };
+        // A probe may have stored more meanwhile.
+        let Some(now) = self.identity().filter(|now| now.epoch == confirmed.epoch) else { return };
+        self.say_defaults(&confirmed);
+        let confirmed = Identity { probe: now.probe.clone(), ..(*confirmed).clone() };
+        self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(confirmed))));
     }
 
     /// Stores that it was not recognised; `before`: it was known until now.

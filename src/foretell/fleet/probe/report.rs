@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use foretell_core::control::Prior;
 use foretell_core::control::prospect::{Judgement, Prospect, judge};
 use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::confirm::Confirmation;
 use foretell_engines::dialect::probe::Findings;
 use foretell_engines::dialect::{Engine, Noise, RowShape};
 use foretell_engines::openai::Defaults;
@@ -103,6 +104,7 @@ impl Report {
             "balanced": balanced,
             "connections": self.seen.starts,
             "defaults": engine.defaults.as_ref().map(defaults),
+            "problem": engine.confirmation.as_ref().and_then(Confirmation::problem),
             "max_tokens": engine.max_tokens,
             "methods": methods,
             "missing": missing,

@@ -39,8 +39,9 @@ impl Vllm {
         sampling.top_p = or("top_p", defaults.top_p, 1.0)?;
         sampling.top_k = fields.int("top_k")?.or(defaults.top_k).unwrap_or(0).max(0) as usize;
         sampling.min_p = or("min_p", defaults.min_p, 0.0)?;
-        sampling.presence = or("presence_penalty", None, 0.0)?;
-        sampling.frequency = or("frequency_penalty", None, 0.0)?;
+        let penalties = if self.minor() >= 32 { defaults.clone() } else { Defaults::default() };
+        sampling.presence = or("presence_penalty", penalties.presence_penalty, 0.0)?;
+        sampling.frequency = or("frequency_penalty", penalties.frequency_penalty, 0.0)?;
         sampling.repetition = or("repetition_penalty", defaults.repetition_penalty, 1.0)?;
         sampling.bias = fields.bias("logit_bias")?;
         sampling.allowed = fields.ids("allowed_token_ids")?;

@@ -1,0 +1,514 @@
+//! Confirms by behaviour that a server takes its defaults from a model's `generation_config.json`,
+//! where it does not report them (vLLM without `--enable-scale-out`).
+//!
+//! A field is confirmed by answers to one seed, alike in all other fields: with the file's value
+//! spelled out, with wrong ones, and with the field left to the server. The wrong ones have to
+//! differ from the first, else the seed decides nothing and the next one is tried; then the last
+//! has to equal the first. Wrong values are one nearby, and the engine's own default where the file
+//! has another: the value of a server that does not read the file. The other fields are spelled out
+//! such that this one decides much: truncation is tried on a flat distribution, penalties among a
+//! few tokens that come again and again. Each call asks for several choices of a few tokens.
+//!
+//! An end of the text is confirmed in the same way: as a stop token of the request, ignored, and
+//! left to the server. The limit of an output is read from the refusal of a request for more tokens
+//! than fit: it costs nothing.
+//!
+//! One disagreement is repeated on an idle server before it counts. Nothing is assumed: a field
+//! that no seed decides is not confirmed.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::shared::bytes;
+use super::{Call, Engine};
+use crate::openai::{Defaults, GenerationConfig, Route, Sampling, SamplingField as F};
+use foretell_core::units::TokenId;
+
+/// Choices of a call, by attempt with another seed.
+const CHOICES: [u32; 4] = [8, 16, 32, 64];
+/// Tokens of a choice.
+const TOKENS: u32 = 8;
+/// Tokens of the prompt: fewer than a block, so that all answers are computed alike.
+const PROMPT: usize = 12;
+/// Tokens among which penalties are tried, half of them in the prompt.
+const AMONG: usize = 16;
+/// The bias that leaves no other token: the largest that the API allows.
+const BIAS: i32 = 100;
+/// The temperature of a flat distribution: the highest that vLLM accepts.
+const FLAT: f64 = 2.0;
+/// Maximum number of ends that are tried.
+const ENDS: usize = 4;
+/// Maximum number of calls; about 30 are usual.
+const CALLS: u32 = 60;
+
+/// Name of the ends of a text in `generation_config.json`.
+pub const END_TOKENS: &str = "eos_token_id";
+/// Name of the limit of an output in a request.
+pub const MAX_TOKENS: &str = "max_tokens";
+
+/// The outcome: the defaults of a model's file, as far as the server follows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Confirmation {
+    /// Fields in which the server contradicts the file.
+    pub contradicted: Vec<&'static str>,
+    /// Fields that could not be decided.
+    pub unconfirmed: Vec<&'static str>,
+    /// Number of calls that were made.
+    pub calls: u32,
+}
+
+impl Confirmation {
+    /// The first of these defaults that this request needs, and that is not confirmed.
+    pub fn doubted(&self, sampling: &Sampling) -> Option<&'static str> {
+        let doubts = |name: &str| {
+            let named = |all: &[&'static str]| all.contains(&name);
+            named(&self.contradicted) || named(&self.unconfirmed)
+        };
+        // A greedy choice is truncated to the same token by every value.
+        let greedy = sampling.temperature == 0.0
+            && (sampling.set_by_client.has(F::Temperature) || !doubts(F::Temperature.name()));
+        let needed = |field: &F| {
+            !sampling.set_by_client.has(*field) && !(greedy && matches!(field, F::TopP | F::TopK | F::MinP))
+        };
+        let open = F::ALL.into_iter().filter(needed).map(F::name).find(|name| doubts(name));
+        open.or_else(|| (doubts(END_TOKENS) && !sampling.ignore_eos).then_some(END_TOKENS))
+    }
+}
+
+impl Confirmation {
+    /// The problem for the operator, with its remedy; `None` if everything is confirmed.
+    pub fn problem(&self) -> Option<String> {
+        let passed = "requests that leave one of these to the server are passed through (defaults_unknown)";
+        match (self.contradicted.join(", "), self.unconfirmed.join(", ")) {
+            (fields, _) if !fields.is_empty() => Some(format!(
+                "its answers contradict the model's generation_config.json in {fields}: {passed}. Name the folder of the \
+                 model that it serves (--tokenizer, or models[].generation_config), or start it without \
+                 --generation-config and --override-generation-config, or with --enable-scale-out, by which it \
+                 reports its defaults"
+            )),
+            (_, fields) if !fields.is_empty() => Some(format!(
+                "its answers have not confirmed the model's generation_config.json in {fields}: {passed}. They are \
+                 tested again; started with --enable-scale-out, it reports its defaults"
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// An answer to a call: its status and body; `None`: there was none.
+pub type Heard = Option<(u16, Vec<u8>)>;
+
+/// The next thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// The call to make.
+    pub call: Call,
+    /// It decides a disagreement: wait until the server is idle. Where it does not become idle, the
+    /// answer is taken as none.
+    pub idle: bool,
+}
+
+/// One thing to be confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Topic {
+    Field(F),
+    End(TokenId),
+}
+
+/// A form of the call about a topic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// The file's value is spelled out.
+    Spelled,
+    /// Another value is spelled out: the one of this number.
+    Wrong(usize),
+    /// It is left to the server.
+    Open,
+}
+
+/// The content of an answer.
+#[derive(Clone, Debug, PartialEq)]
+enum Content {
+    /// The tokens of each choice, and whether it ended by itself.
+    Sampled(Vec<(Vec<TokenId>, bool)>),
+    Refused,
+    None,
+}
+
+/// The consequence of the answers of one attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Ask(Form, bool),
+    /// This seed decides nothing.
+    Again,
+    Confirmed,
+    Contradicted,
+    Unconfirmed,
+}
+
+/// The questions about the limit of an output.
+const LIMITS: usize = 3;
+
+/// The confirmation under way.
+#[derive(Debug)]
+pub struct Confirmer {
+    model: String,
+    context: usize,
+    config: GenerationConfig,
+    seed: u32,
+    prompt: Vec<TokenId>,
+    among: Vec<TokenId>,
+    topics: Vec<Topic>,
+    topic: usize,
+    attempt: usize,
+    /// The answers of this attempt, in the order of [`follows`].
+    heard: Vec<Content>,
+    /// Answers to first calls by their bodies: several topics share some.
+    known: HashMap<Vec<u8>, Content>,
+    pending: Option<Vec<u8>>,
+    limits: Vec<Option<u32>>,
+    /// A chat was refused without naming a limit.
+    refuses_chats: bool,
+    found: Confirmation,
+}
+
+impl Confirmer {
+    /// `text`: token ids of real text.
+    pub fn new(engine: &Engine, config: GenerationConfig, text: &[TokenId], seed: u64) -> Self {
+        let ends: Vec<TokenId> = config.ends.iter().copied().take(ENDS).collect();
+        let fit = |token: &TokenId| engine.special.binary_search(token).is_err() && !ends.contains(token);
+        let text: Vec<TokenId> = text.iter().copied().filter(fit).collect();
+        let prompt: Vec<TokenId> = text.iter().copied().take(PROMPT).collect();
+        let of_prompt: BTreeSet<TokenId> = prompt.iter().copied().take(AMONG / 2).collect();
+        let others: BTreeSet<TokenId> = text.iter().copied().filter(|id| !prompt.contains(id)).collect();
+        let others = others.into_iter().take(AMONG - of_prompt.len());
+        let fields = F::ALL.into_iter().map(Topic::Field);
+        Self {
+            model: engine.model.clone(),
+            context: engine.context.unwrap_or_default(),
+            config,
+            // Clients' seeds are signed in some languages.
+            seed: (seed >> 33) as u32,
+            among: of_prompt.iter().copied().chain(others).collect(),
+            prompt,
+            topics: fields.chain(ends.into_iter().map(Topic::End)).collect(),
+            topic: 0,
+            attempt: 0,
+            heard: Vec::new(),
+            known: HashMap::new(),
+            pending: None,
+            limits: Vec::new(),
+            refuses_chats: false,
+            found: Confirmation::default(),
+        }
+    }
+
+    /// The next call; `None`: all is decided, or the calls are used up.
+    pub fn next(&mut self) -> Option<Asked> {
+        if self.found.calls >= CALLS {
+            return None;
+        }
+        if self.limits.len() < LIMITS {
+            self.found.calls += 1;
+            return Some(Asked { call: self.limit_call(self.limits.len()), idle: false });
+        }
+        while let Some(&topic) = self.topics.get(self.topic) {
+            match follows(&self.heard, self.wrongs(topic)) {
+                Next::Ask(form, idle) => {
+                    let call = self.call(topic, form);
+                    let first = form == Form::Spelled && self.heard.is_empty();
+                    if let Some(content) = self.known.get(&call.body).filter(|_| first) {
+                        self.heard.push(content.clone());
+                        continue;
+                    }
+                    self.pending = first.then(|| call.body.clone());
+                    self.found.calls += 1;
+                    return Some(Asked { call, idle });
+                }
+                Next::Again => self.repeat(topic),
+                Next::Confirmed => self.decide(|_| None, topic),
+                Next::Contradicted => self.decide(|found| Some(&mut found.contradicted), topic),
+                Next::Unconfirmed => self.decide(|found| Some(&mut found.unconfirmed), topic),
+            }
+        }
+        None
+    }
+
+    /// Takes the answer to the last call.
+    pub fn take(&mut self, heard: Heard) {
+        if self.limits.len() < LIMITS {
+            let limit = heard.as_ref().and_then(|(_, body)| limit_in(body));
+            let refused = matches!(heard, Some((400..=499, _))) && limit.is_none();
+            self.refuses_chats |= refused && self.limits.is_empty();
+            self.limits.push(limit);
+            if self.limits.len() == LIMITS {
+                self.decide_limit();
+            }
+            return;
+        }
+        let content = Content::of(heard);
+        if let Some(body) = self.pending.take() {
+            self.known.insert(body, content.clone());
+        }
+        self.heard.push(content);
+    }
+
+    /// The engine with these defaults.
+    pub fn end(mut self, engine: &mut Engine) {
+        // What was not asked any more.
+        while let Some(&topic) = self.topics.get(self.topic) {
+            self.decide(|found| Some(&mut found.unconfirmed), topic);
+        }
+        if self.limits.len() < LIMITS {
+            self.found.unconfirmed.push(MAX_TOKENS);
+        }
+        engine.defaults = Some(self.config.defaults);
+        engine.default_tokens = self.default_tokens();
+        let mut doubted = self.found.contradicted.iter().chain(&self.found.unconfirmed);
+        engine.limit_known = !self.refuses_chats && doubted.all(|name| *name != MAX_TOKENS);
+        engine.max_tokens =
+            self.limits.get(2).copied().flatten().filter(|&most| (most as usize) < self.room());
+        engine.confirmation = Some(self.found);
+    }
+
+    /// Number of wrong values that are tried.
+    fn wrongs(&self, topic: Topic) -> usize {
+        match topic {
+            Topic::Field(field) => wrong(field, self.config.defaults.of(field)).into_iter().flatten().count(),
+            Topic::End(_) => 1,
+        }
+    }
+
+    fn repeat(&mut self, topic: Topic) {
+        self.heard.clear();
+        self.attempt += 1;
+        // Ends need no luck: the same again.
+        if self.attempt >= CHOICES.len() || matches!(topic, Topic::End(_)) {
+            self.decide(|found| Some(&mut found.unconfirmed), topic);
+        }
+    }
+
+    fn decide(&mut self, list: fn(&mut Confirmation) -> Option<&mut Vec<&'static str>>, topic: Topic) {
+        let name = match topic {
+            Topic::Field(field) => field.name(),
+            Topic::End(_) => END_TOKENS,
+        };
+        if let Some(names) = list(&mut self.found)
+            && !names.contains(&name)
+        {
+            names.push(name);
+        }
+        self.topic += 1;
+        (self.attempt, self.heard) = (0, Vec::new());
+    }
+
+    /// Tokens that fit behind a prompt of one.
+    const fn room(&self) -> usize {
+        self.context.saturating_sub(1)
+    }
+
+    /// A request for more tokens than fit, which is refused with its limit: a chat without one, a
+    /// longer chat without one, and a completion up to the end of the context.
+    fn limit_call(&self, number: usize) -> Call {
+        let least = self.context.saturating_add(1);
+        let (route, body) = match number {
+            0 | 1 => {
+                let text = ". ".repeat(1 + 32 * number);
+                let chat = json!([{ "role": "user", "content": text }]);
+                (Route::Chat, json!({ "model": self.model, "messages": chat, "min_tokens": least }))
+            }
+            _ => {
+                let prompt = self.prompt.first().copied().unwrap_or_default();
+                let body = json!({ "model": self.model, "prompt": [prompt], "max_tokens": self.room(),
+                    "min_tokens": least });
+                (Route::Completions, body)
+            }
+        };
+        Call { path: route.path(), body: bytes(&body) }
+    }
+
+    /// The limit of chats without one; `None` if it is the end of the context, which a longer
+    /// prompt shows.
+    fn default_tokens(&self) -> Option<u32> {
+        match self.limits.as_slice() {
+            [Some(short), Some(long), ..] if short == long => Some(*short),
+            _ => None,
+        }
+    }
+
+    fn decide_limit(&mut self) {
+        let [Some(short), Some(_), Some(_)] = self.limits[..] else {
+            // A model without a chat template refuses chats for another reason.
+            if !self.refuses_chats {
+                self.found.unconfirmed.push(MAX_TOKENS);
+            }
+            return;
+        };
+        // A limit of the file that is not below the room of the context does not show.
+        let agrees = match (self.default_tokens(), self.config.max_tokens) {
+            (Some(own), Some(of_file)) => own == of_file,
+            (None, Some(of_file)) => of_file >= short,
+            (own, None) => own.is_none(),
+        };
+        if !agrees {
+            self.found.contradicted.push(MAX_TOKENS);
+        }
+    }
+
+    fn call(&self, topic: Topic, form: Form) -> Call {
+        let mut body = Map::new();
+        body.insert("model".into(), self.model.clone().into());
+        body.insert("prompt".into(), self.prompt.clone().into());
+        body.insert("return_token_ids".into(), true.into());
+        body.insert("stream".into(), false.into());
+        match topic {
+            Topic::Field(field) => self.about_field(field, form, &mut body),
+            Topic::End(end) => about_end(end, form, &mut body),
+        }
+        Call { path: Route::Completions.path(), body: bytes(&body) }
+    }
+
+    fn about_field(&self, field: F, form: Form, body: &mut Map<String, Value>) {
+        let own = self.config.defaults.of(field);
+        let among = matches!(field, F::PresencePenalty | F::FrequencyPenalty | F::RepetitionPenalty);
+        let flat = matches!(field, F::TopP | F::TopK | F::MinP);
+        for other in F::ALL.into_iter().filter(|other| *other != field) {
+            let neutral = Defaults::OPENAI.of(other);
+            let value = if other == F::Temperature && flat { FLAT } else { neutral };
+            body.insert(other.name().into(), number(other, value));
+        }
+        let value = match form {
+            Form::Spelled => Some(own),
+            Form::Wrong(number) => wrong(field, own).into_iter().flatten().nth(number),
+            Form::Open => None,
+        };
+        if let Some(value) = value {
+            body.insert(field.name().into(), number(field, value));
+        }
+        // A greedy request has one choice.
+        let greedy = field == F::Temperature && own == 0.0;
+        let choices = CHOICES.get(self.attempt).copied().unwrap_or(1);
+        body.insert("n".into(), if greedy { 1 } else { choices }.into());
+        body.insert("max_tokens".into(), TOKENS.into());
+        body.insert("ignore_eos".into(), true.into());
+        body.insert("seed".into(), (u64::from(self.seed) + 1000 * self.attempt as u64).into());
+        if among {
+            let bias = self.among.iter().map(|id| (id.to_string(), json!(BIAS)));
+            body.insert("logit_bias".into(), Value::Object(bias.collect()));
+        }
+    }
+}
+
+/// Values that the field does not have by the file: one nearby, and the engine's own default.
+fn wrong(field: F, own: f64) -> [Option<f64>; 2] {
+    let neutral = Defaults::OPENAI.of(field);
+    let near = match field {
+        F::Temperature if own == 0.0 => 0.5,
+        F::Temperature => own * 0.85,
+        F::TopP if own > 0.5 => own - 0.1,
+        F::TopP => own + 0.1,
+        F::TopK if own == 0.0 => 20.0,
+        F::TopK if own < 4.0 => own + 1.0,
+        F::TopK => (own * 0.75).floor(),
+        F::MinP if own < 0.5 => own * 1.5 + 0.02,
+        F::MinP => own * 0.75,
+        F::PresencePenalty if own < 1.0 => own + 0.5,
+        F::PresencePenalty => own - 0.5,
+        F::FrequencyPenalty if own < 1.0 => own + 0.3,
+        F::FrequencyPenalty => own - 0.3,
+        F::RepetitionPenalty => own * 1.04,
+    };
+    [Some(near), Some(neutral).filter(|neutral| (neutral - own).abs() > 0.0)]
+}
+
+fn number(field: F, value: f64) -> Value {
+    match field {
+        // vLLM's word for all tokens.
+        F::TopK if value <= 0.0 => json!(-1),
+        F::TopK => json!(value as u32),
+        _ => json!(value),
+    }
+}
+
+/// The token that may end the text is the only one, twice at most.
+fn about_end(end: TokenId, form: Form, body: &mut Map<String, Value>) {
+    body.insert("temperature".into(), 0.into());
+    body.insert("repetition_penalty".into(), 1.into());
+    body.insert("max_tokens".into(), 2.into());
+    body.insert("logit_bias".into(), json!({ end.to_string(): BIAS }));
+    match form {
+        Form::Spelled => drop(body.insert("stop_token_ids".into(), json!([end]))),
+        Form::Wrong(_) => drop(body.insert("ignore_eos".into(), true.into())),
+        Form::Open => {}
+    }
+}
+
+/// The consequence of the answers so far: spelled, this number of wrong ones, open, and where these
+/// disagree spelled and open once more.
+fn follows(heard: &[Content], wrongs: usize) -> Next {
+    use Content as C;
+    let Some((spelled, others)) = heard.split_first() else { return Next::Ask(Form::Spelled, false) };
+    let (controls, rest) = others.split_at(others.len().min(wrongs));
+    let sampled = |content: &C| matches!(content, C::Sampled(_));
+    if !sampled(spelled) || !controls.iter().all(sampled) {
+        return Next::Unconfirmed;
+    }
+    if controls.contains(spelled) {
+        return Next::Again;
+    }
+    match rest {
+        [] if controls.len() < wrongs => Next::Ask(Form::Wrong(controls.len()), false),
+        [] => Next::Ask(Form::Open, false),
+        [open] if open == spelled => Next::Confirmed,
+        [C::None] => Next::Unconfirmed,
+        [_] => Next::Ask(Form::Spelled, true),
+        // Its answers to one seed differ by themselves.
+        [_, again] if again != spelled => Next::Unconfirmed,
+        [_, _] => Next::Ask(Form::Open, true),
+        [_, _, open] if open == spelled => Next::Confirmed,
+        [_, _, C::Sampled(_) | C::Refused] => Next::Contradicted,
+        _ => Next::Unconfirmed,
+    }
+}
+
+#[derive(Deserialize)]
+struct Answered {
+    choices: Vec<Choice>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    index: usize,
+    token_ids: Vec<TokenId>,
+    finish_reason: Option<String>,
+}
+
+impl Content {
+    fn of(heard: Heard) -> Self {
+        match heard {
+            Some((200, body)) => {
+                serde_json::from_slice::<Answered>(&body).map_or(Self::None, |mut answered| {
+                    answered.choices.sort_by_key(|choice| choice.index);
+                    let choice =
+                        |choice: Choice| (choice.token_ids, choice.finish_reason.as_deref() == Some("stop"));
+                    Self::Sampled(answered.choices.into_iter().map(choice).collect())
+                })
+            }
+            Some((400..=499, _)) => Self::Refused,
+            _ => Self::None,
+        }
+    }
+}
+
+/// The limit that a refusal of too many `min_tokens` names (vLLM, `sampling_params.py`: "min_tokens
+/// must be less than or equal to max_tokens=16, got 17.").
+fn limit_in(body: &[u8]) -> Option<u32> {
+    let body = std::str::from_utf8(body).ok().filter(|body| body.contains("min_tokens"))?;
+    let (_, rest) = body.split_once("max_tokens=")?;
+    rest.split(|character: char| !character.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Makes the calls that confirm a server's defaults ([`Confirmer`]), when it is recognised.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::fleet::identity::Unknown;
+use crate::fleet::{Replica, probe};
+use crate::random::fresh_seed;
+use foretell_engines::dialect::Engine;
+use foretell_engines::openai::GenerationConfig;
+use foretell_engines::text::Tokenizer;
+
+/// Maximum time for all calls: about 30, each of a few tokens; seconds, unless the machine is
+/// overloaded.
+const WITHIN: Duration = Duration::from_mins(3);
+
+/// The `generation_config.json` of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelConfig {
+    /// The operator has named this file.
+    Named(PathBuf),
+    /// It would be here, in the folder of the model's tokenizer; not every model has one.
+    Beside(PathBuf),
+}
+
+impl ModelConfig {
+    /// That beside a model's tokenizer.
+    pub fn beside(tokenizer: &Path) -> Self {
+        Self::Beside(tokenizer.with_file_name("generation_config.json"))
+    }
+
+    /// The file's content; `None` if it is not there, or is no such file and was not named.
+    async fn read(&self) -> Result<Option<GenerationConfig>, Unknown> {
+        let (Self::Named(path) | Self::Beside(path)) = self;
+        let unread =
+            |error: &dyn std::fmt::Display| Unknown::tokenizer(format!("{}: {error}", path.display()));
+        let json = match tokio::fs::read(path).await {
+            Err(_) if matches!(self, Self::Beside(_)) => return Ok(None),
+            read => read.map_err(|error| unread(&error))?,
+        };
+        match GenerationConfig::read(&json) {
+            Err(error) if matches!(self, Self::Beside(_)) => {
+                tracing::warn!(file = %path.display(), %error, "the model's generation config is not used: correct the file");
+                Ok(None)
+            }
+            read => Ok(Some(read.map_err(|error| unread(&error))?)),
+        }
+    }
+}
+
+/// Takes the model's defaults for an engine that does not report its own, and tests them by its
+/// answers where it can be tested.
+///
+/// # Errors
+/// [`Unknown`]: the file that the operator has named cannot be read.
+pub async fn confirm(
+    replica: &Replica,
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    config: &ModelConfig,
+) -> Result<(), Unknown> {
+    let config = config.read().await?;
+    if takes_model_defaults(engine) {
+        // A copied tokenizer alone does not show that the model has no such file.
+        engine.chat_defaults = config.clone().map(|config| config.without_output_penalties().defaults);
+    }
+    let config = config.unwrap_or(GenerationConfig::NONE);
+    let (seed, codec) = (fresh_seed(), engine.dialect.codec());
+    let text = probe::text(tokenizer, seed);
+    let Some(mut confirmer) = codec.confirmer(engine, &config, &text, seed) else { return Ok(()) };
+    let until = Instant::now() + WITHIN;
+    while Instant::now() < until
+        && let Some(asked) = confirmer.next()
+    {
+        let heard = async {
+            if asked.idle && !probe::is_idle(replica, engine, &mut 0).await {
+                return None;
+            }
+            probe::answer(replica, &asked.call).await
+        };
+        confirmer.take(timeout_at(until, heard).await.ok().flatten());
+    }
+    confirmer.end(engine);
+    Ok(())
+}
+
+/// True if the defaults of its chats are those of its model, and nobody else's.
+fn takes_model_defaults(engine: &Engine) -> bool {
+    engine.dialect.quirks().model_defaults && engine.defaults.is_none() && !engine.own_defaults
+}
