@@ -30,7 +30,6 @@ pub mod vllm;
 use serde_json::Value;
 
 use crate::openai::{Additive, GenerationConfig, Listed, Request, Route, Sampling};
-use crate::text::Tokenizer;
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;

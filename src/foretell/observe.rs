@@ -34,7 +34,6 @@ use foretell_core::words::{ClientFamily, Ledger, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, Path};
 use history::History;
 use http::HeaderMap;
-use parking_lot::Mutex;
 use recent::Recent;
 use text::Text;
 use totals::Totals;

@@ -40,7 +40,6 @@ use super::{
 use crate::openai::{
     Additive, Defaults, GenerationConfig, Listed, Request, Route, Sampling, SamplingField, order,
 };
-use crate::text::Tokenizer;
 use crate::translation::Thinking;
 use foretell_core::session::Hold;
 use foretell_core::units::TokenId;
