@@ -48,6 +48,8 @@ struct Quiet {
     unanswered: u32,
     /// True while a question is under way.
     asking: bool,
+    /// True if something was received since that question began: its end says nothing.
+    void: bool,
 }
 
 impl Liveness {
@@ -67,7 +69,7 @@ impl Liveness {
     pub(super) fn look(&self, now: Tick) -> Look {
         let mut quiet = self.quiet.lock();
         if self.heard.swap(false, Ordering::Relaxed) {
-            *quiet = Quiet { since: now, unanswered: 0, ..*quiet };
+            *quiet = Quiet { since: now, unanswered: 0, asking: quiet.asking, void: quiet.asking };
             return if self.silent.swap(false, Ordering::Relaxed) { Look::Returned } else { Look::Nothing };
         }
         let due = quiet.unanswered > 0 || now - quiet.since >= QUIET;
@@ -82,7 +84,8 @@ impl Liveness {
     pub(super) fn asked(&self, unanswered: bool) -> bool {
         let mut quiet = self.quiet.lock();
         quiet.asking = false;
-        if !unanswered || self.heard.load(Ordering::Relaxed) {
+        let void = std::mem::take(&mut quiet.void);
+        if !unanswered || void || self.heard.load(Ordering::Relaxed) {
             return false;
         }
         quiet.unanswered = quiet.unanswered.saturating_add(1);
@@ -92,7 +95,7 @@ impl Liveness {
     /// Forgets all: the replica cannot be reached, which other checks show. True if it was silent.
     pub(super) fn reset(&self, now: Tick) -> bool {
         let mut quiet = self.quiet.lock();
-        *quiet = Quiet { since: now, unanswered: 0, ..*quiet };
+        *quiet = Quiet { since: now, unanswered: 0, asking: quiet.asking, void: quiet.asking };
         self.silent.swap(false, Ordering::Relaxed)
     }
 }

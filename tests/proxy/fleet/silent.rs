@@ -59,7 +59,8 @@ impl Scene {
 
     fn ask(&self, tokens: u32) -> Ask {
         let mut fields: Value = serde_json::from_str(self.engine.says).unwrap();
-        let own = json!({"model": self.engine.model, "temperature": 0, "max_tokens": tokens});
+        let own = json!({"model": self.engine.model, "prompt": "one two three one two", "temperature": 0,
+            "max_tokens": tokens});
         fields.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
         Ask::new(Route::Completions, true, fields)
     }

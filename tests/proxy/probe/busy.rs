@@ -30,7 +30,7 @@ fn calls(server: &dyn Server, path: &str) -> usize {
 async fn a_busy_scheduler_is_neither_an_outage_nor_a_reason_to_probe_again() {
     let fake = Fake::start(sglang(|_| {})).await;
     let proxy = proxy(fake.address, FORCED, "").await;
-    until(LONG, || async { replica(&proxy).await["probe"].is_object() }).await;
+    until(LONG, || async { replica(&proxy).await["probe"]["calls"].is_u64() }).await;
     let before = replica(&proxy).await;
     let sequences = fake.house.tally().sequences;
     let asked = calls(&fake, "/model_info");
