@@ -4,14 +4,16 @@
 //! begins a comment, several `data` lines are one text), with a limit on the size of one event.
 
 /// Default of the maximum bytes of one event before its blank line.
-pub const EVENT_BYTES: usize = 8 << 20;
+pub const EVENT_BYTES: usize = 2 << 20;
+/// The same for the answer to a first call, of which every byte has to reach the client.
+const FIRST_CALL_BYTES: usize = 8 << 20;
 /// Bytes of the longest token id in a JSON list: seven digits, a comma and a space.
 const ID_BYTES: usize = 9;
 
 /// Maximum bytes of one event in the answer to a request of `bytes`: the ids of its prompt, which
 /// Foretell itself asks for, stand in one event, and a token is a byte of the prompt at least.
 pub const fn longest_event(bytes: usize) -> usize {
-    EVENT_BYTES.saturating_add(bytes.saturating_mul(ID_BYTES))
+    FIRST_CALL_BYTES.saturating_add(bytes.saturating_mul(ID_BYTES))
 }
 
 /// The data of the event that ends a stream.

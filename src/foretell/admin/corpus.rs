@@ -61,7 +61,11 @@ pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>, body: &[
     };
     tracing::info!(tenant, texts = gone, "texts cleared through the admin API");
     let fleet = in_fleet(corpus, &tenant).await;
-    json_response(StatusCode::OK, &json!({ "tenant": tenant, "texts": gone, "fleet": fleet }))
+    let mut answer = json!({ "tenant": tenant, "texts": gone });
+    if !fleet.is_null() {
+        answer["fleet"] = fleet;
+    }
+    json_response(StatusCode::OK, &answer)
 }
 
 /// The state of a clear in the fleet, once the store has it, or after [`STORE_WITHIN`]; null if

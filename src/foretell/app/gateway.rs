@@ -97,7 +97,8 @@ impl Gateway {
         let workers = Arc::new(Workers::start(settings.workers).map_err(StartError::Threads)?);
         shared.observer.metrics().runtimes(workers.runtimes())?;
         let watching = CancellationToken::new();
-        shared.fleet.watch(&settings.resolver, &watching);
+        let life = Arc::clone(&shared.life);
+        shared.fleet.watch(&settings.resolver, &watching, async move { life.draining().await });
         let connections = Arc::clone(&shared.connections);
         tokio::spawn(allocator_purge::follow(Arc::clone(&shared.memory), connections, watching.clone()));
         tokio::spawn(status::keep_sampling(shared.clone(), configured.clone(), watching.clone()));

@@ -26,14 +26,29 @@ const ANSWER_BYTES: usize = 256 << 10;
 const WITHIN: Duration = Duration::from_secs(2);
 
 impl Fleet {
-    /// Starts lookups and health checks, until `stop`.
-    pub fn watch(self: &Arc<Self>, resolver: &Arc<dyn Resolve>, stop: &CancellationToken) {
+    /// Starts lookups and health checks, until `stop`, and questions to quiet replicas until
+    /// `draining`.
+    pub fn watch(
+        self: &Arc<Self>,
+        resolver: &Arc<dyn Resolve>,
+        stop: &CancellationToken,
+        draining: impl Future<Output = ()> + Send + 'static,
+    ) {
         for (name, every) in self.discoveries() {
             let (fleet, resolver, stop) = (Arc::clone(self), Arc::clone(resolver), stop.clone());
             tokio::spawn(fleet.keep_discovering(resolver, name, every, stop));
         }
         let (fleet, stop) = (Arc::clone(self), stop.clone());
-        tokio::spawn(async move { stop.run_until_cancelled(fleet.keep_checking()).await });
+        let asking = Arc::clone(&fleet);
+        let until = stop.clone();
+        tokio::spawn(async move { until.run_until_cancelled(fleet.keep_checking()).await });
+        tokio::spawn(async move {
+            tokio::select! {
+                () = asking.keep_questioning() => {}
+                () = draining => {}
+                () = stop.cancelled() => {}
+            }
+        });
     }
 
     async fn keep_checking(&self) {
@@ -44,6 +59,14 @@ impl Fleet {
                     let replica = Arc::clone(replica);
                     tokio::spawn(async move { check(&replica).await });
                 }
+            });
+        }
+    }
+
+    async fn keep_questioning(&self) {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            self.each(|replica| {
                 if let Look::Ask { again } = replica.look() {
                     let replica = Arc::clone(replica);
                     tokio::spawn(async move { question(&replica, again).await });

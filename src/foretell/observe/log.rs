@@ -124,7 +124,7 @@ pub(super) fn finished(finished: &Finished) {
         };
     }
     if finished.broke_off() {
-        line!(warn, "request: the answer broke off");
+        line!(warn, "request");
     } else if finished.route.is_some() {
         line!(info, "request");
     } else {

@@ -370,8 +370,10 @@ impl SessionLoop {
             Happened::PlainEvent(PlainEvent::Chunk(event, _)) if self.first && !event.is_null() => {
                 if self.sink.is_whole() && many_choices(event) {
                     Some("it holds several choices where one was asked for")
+                } else if !self.begun && self.is_of_another(event) {
+                    Some("it names another engine than the one that is known")
                 } else {
-                    self.begins_anew(event).then_some("it names another engine than the one that is known")
+                    None
                 }
             }
             _ => None,
@@ -383,6 +385,7 @@ impl SessionLoop {
         }
         let lost = match happened {
             Happened::PlainEvent(PlainEvent::Broken(Fault::Plain, _)) => !self.begun,
+            Happened::PlainEvent(PlainEvent::Chunk(event, _)) => !self.first && self.is_of_another(event),
             Happened::PlainEvent(PlainEvent::Broken(Fault::Changed, _))
             | Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Changed), .. })) => {
                 self.calls.changed();
@@ -409,11 +412,10 @@ impl SessionLoop {
         Box::new(Unanswered { why, unsent, shared: self.shared, slot: self.slot, sink: self.sink })
     }
 
-    /// Records the engine that the first event names. True if it is another than the session's: the
-    /// new engine is then sent the client's own request only. Later events of the same answer come
-    /// from the same process, whatever they name.
-    fn begins_anew(&self, event: &Value) -> bool {
-        let other = !self.begun && self.unsent.is_some() && !self.calls.join_origin(event);
+    /// Records the engine that an event names. True if it is another than the session's while
+    /// nothing has reached the client: the new engine is then sent the client's own request only.
+    fn is_of_another(&self, event: &Value) -> bool {
+        let other = self.unsent.is_some() && !self.calls.join_origin(event);
         if other {
             self.calls.changed();
         }

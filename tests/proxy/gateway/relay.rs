@@ -254,6 +254,8 @@ async fn a_connection_to_the_backend_is_reused_and_closed_when_idle() {
     .await;
     let mut settings = house::settings(server.address);
     settings.backends[0].pool_idle = Duration::from_secs(5);
+    // Nothing else is asked of a service that bills.
+    settings.backends[0].billed = true;
     let gateway = house::start(settings).await;
     let mut client = Wire::connect(gateway.addresses[0]).await;
     for _ in 0..5 {
