@@ -232,16 +232,7 @@ impl SessionRunner {
         let parses = parsing::applies(identity, request);
         let identity = Arc::clone(identity);
         Ok(Run {
-            plan: Arc::new(SessionPlan {
-                identity,
-                ruling,
-                rules,
-                sampling,
-                seed,
-                limits,
-                parses,
-                grammar,
-            }),
+            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits, parses, grammar }),
             drawn,
             control,
             drafting,
