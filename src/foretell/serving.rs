@@ -240,16 +240,7 @@ impl SessionRunner {
         };
         let identity = Arc::clone(identity);
         Ok(Run {
-            plan: Arc::new(SessionPlan {
-                identity,
-                ruling,
-                rules,
-                sampling,
-                seed,
-                limits,
-                parses,
-                grammar,
-            }),
+            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits, parses, grammar }),
             drawn,
             control,
             drafting,

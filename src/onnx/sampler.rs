@@ -11,13 +11,14 @@
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 mod mass;
 
 pub(crate) use self::mass::largest;
 use self::mass::sum_exp;
 use super::forward::Draws;
-use super::grammar::{Allowed, Place};
+use super::grammar::{Allowed, Next};
 use super::noise::PositionNoise;
 use foretell_core::units::TokenId;
 use foretell_core::words::Distribution;
@@ -36,17 +37,16 @@ pub struct Sampler {
     ends: Vec<TokenId>,
 }
 
-/// The state that penalties and grammar need of the context, updated as it grows. Without them it
-/// counts nothing and a copy costs nothing.
+/// The state that penalties need of the context, updated as it grows, and what a grammar allows
+/// next. Without them it counts nothing and a copy costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     counts: HashMap<TokenId, Count>,
     counting: bool,
     prompt: usize,
     output: usize,
-    place: Option<Place>,
-    /// The tokens that may follow; `None` if all may.
-    allowed: Option<Allowed>,
+    /// The tokens that a grammar allows next; `None` if all may follow.
+    allowed: Option<Arc<Allowed>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,32 +71,22 @@ impl History {
         history
     }
 
-    /// The history of an output that a grammar binds.
-    #[must_use]
-    pub fn bound(mut self, place: Option<Place>) -> Self {
-        self.place = place;
-        self
+    /// Binds the next token by a grammar. Where that allows nothing, nothing is ever sampled: all
+    /// tokens may follow.
+    pub fn bind(&mut self, next: &Next) {
+        self.allowed = match next {
+            Next::Of(allowed) => Some(Arc::clone(allowed)),
+            Next::Any | Next::Nothing => None,
+        };
     }
 
-    /// True behind a token that the grammar does not allow: nothing is ever sampled there.
-    pub fn is_lost(&self) -> bool {
-        self.place.as_ref().is_some_and(Place::is_lost)
-    }
-
-    /// Finds out which tokens the grammar allows next; to be called before a sample.
-    ///
-    /// # Errors
-    /// The grammar needs more than its limits allow, or the place is lost.
-    pub fn look(&mut self) -> Result<(), String> {
-        self.allowed = self.place.as_mut().map_or(Ok(None), Place::allowed)?;
-        Ok(())
+    /// True unless a grammar bars this token next.
+    pub fn allows(&self, token: TokenId) -> bool {
+        self.allowed.as_ref().is_none_or(|allowed| allowed.has(token))
     }
 
     /// Adds an output token.
     pub fn push(&mut self, token: TokenId) {
-        if let Some(place) = &mut self.place {
-            place.push(token);
-        }
         self.allowed = None;
         self.output += 1;
         if self.counting {

@@ -8,6 +8,7 @@ mod faults;
 #[cfg(feature = "onnx")]
 mod heads;
 mod here;
+mod hostile;
 pub mod house;
 mod middlebox;
 pub mod model;

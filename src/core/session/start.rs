@@ -126,8 +126,7 @@ impl Permission {
     /// prevents it now, or a parser that has not proved itself yet.
     pub fn never(self) -> Option<PlainReason> {
         match self {
-            Self::Speculate
-            | Self::Shadow(PlainReason::GateControl | PlainReason::Parser) => None,
+            Self::Speculate | Self::Shadow(PlainReason::GateControl | PlainReason::Parser) => None,
             Self::Shadow(reason) | Self::Plain(reason) => Some(reason),
         }
     }

@@ -290,7 +290,9 @@ impl Engine {
 
     /// Reason why this request may not be speculated on here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
-        if let Some(refused) = self.refuses_bound(request, sampling).or_else(|| self.refuses_rendered(request)) {
+        if let Some(refused) =
+            self.refuses_bound(request, sampling).or_else(|| self.refuses_rendered(request))
+        {
             return Some(refused);
         }
         if let Some(doubted) = self.confirmation.as_ref().and_then(|of| of.doubted(sampling)) {

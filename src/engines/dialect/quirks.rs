@@ -122,13 +122,8 @@ pub struct Usual {
 
 impl Usual {
     /// Properties that most engines have in common.
-    pub const COMMON: Self = Self {
-        methods: &[],
-        noise: Noise::Call,
-        seeded: false,
-        continues_grammar: false,
-        logprobs: false,
-    };
+    pub const COMMON: Self =
+        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false, logprobs: false };
 }
 
 /// The setting of an engine without which every prompt is computed anew, so that no verification

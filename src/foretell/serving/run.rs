@@ -375,8 +375,7 @@ impl Run {
             MaxTokens::Tokens(tokens) => Some(tokens),
             MaxTokens::Context | MaxTokens::Unknown => None,
         };
-        let parser =
-            self.plan.parses.then(|| parsing::maker(&self.plan.identity, request));
+        let parser = self.plan.parses.then(|| parsing::maker(&self.plan.identity, request));
         Start {
             prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
             limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },

@@ -1,6 +1,7 @@
 //! A job that has a lane: the tokens to compute next, and the use of the logits.
 
 use crate::forward::{Draws, Feed, HeadDraft, Lane, Logits, Rows};
+use crate::grammar::{Bound, TOO_LARGE};
 use crate::sampler::History;
 use crate::target::job::{Ending, Event, Failure, Generate, Job, PromptRow, Scores, Token, Verified, Verify};
 use crate::target::judge::{Draft, judge, judge_drawn, prompt_row};
@@ -25,6 +26,8 @@ pub(super) struct Active {
     pub(super) fed: usize,
     cached: usize,
     token_context: History,
+    /// The grammar of an output that grows; `None` if there is none.
+    bound: Option<Bound>,
     produced: usize,
     /// Index of the row of the last run that the last token was sampled from.
     last_row: usize,
@@ -72,12 +75,12 @@ pub(super) enum Next {
 
 impl Active {
     pub(super) fn new(slot: SlotId, cached: usize, mut job: Job) -> Self {
-        let (sampler, sequence, generated, place) = match &mut job {
-            Job::Generate(job) => (&job.sampler, &job.prompt, job.generated, job.place.take()),
-            Job::Verify(job) => (&job.sampler, &job.context, job.generated, job.place.take()),
+        let (sampler, sequence, generated, bound) = match &mut job {
+            Job::Generate(job) => (&job.sampler, &job.prompt, job.generated, job.bound.take()),
+            Job::Verify(job) => (&job.sampler, &job.context, job.generated, None),
         };
         let (prompt, output) = sequence.split_at(sequence.len().saturating_sub(generated));
-        let token_context = sampler.history(prompt, output).bound(place);
+        let token_context = sampler.history(prompt, output);
         let tokens = sequence.clone();
         Self {
             slot,
@@ -85,6 +88,7 @@ impl Active {
             fed: cached,
             cached,
             token_context,
+            bound,
             produced: 0,
             last_row: 0,
             scored: Vec::new(),
@@ -92,6 +96,12 @@ impl Active {
             unsent: None,
             job,
         }
+    }
+
+    /// True if its grammar has said what may follow its last token, or has failed. Until then it
+    /// takes no part in runs.
+    pub(super) fn is_ready(&mut self) -> bool {
+        self.bound.as_mut().is_none_or(Bound::is_known)
     }
 
     /// Number of tokens to compute before the next sample or verification result.
@@ -171,20 +181,21 @@ impl Active {
         if job.limits.max_tokens == 0 {
             return Ok(Next::Done);
         }
-        // A draft that the grammar does not allow: see `Generate::place`.
-        let lost = self.token_context.is_lost();
-        if !lost {
-            self.token_context.look().map_err(Failure::Grammar)?;
+        if let Some(bound) = &mut self.bound {
+            self.token_context.bind(&bound.take().map_err(Failure::Grammar)?);
         }
         let processed = job.sampler.process(row, &self.token_context);
         let id = processed.draw();
         let scores =
             job.logprobs.map(|top| Scores { logprob: processed.logprob(id), top: processed.top(top) });
+        if !self.token_context.allows(id) {
+            return Err(Failure::Grammar(TOO_LARGE.to_owned()));
+        }
         self.produced += 1;
         let ending = ending(job, id, self.produced);
         self.token_context.push(id);
-        if !lost && self.token_context.is_lost() {
-            self.token_context.look().map_err(Failure::Grammar)?;
+        if let Some(bound) = self.bound.as_mut().filter(|_| ending.is_none()) {
+            bound.push(id);
         }
         self.tokens.push(id);
         self.unsent = Some(Token { id, scores, ending, proposal: None });
@@ -236,11 +247,12 @@ impl Active {
     fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, Failure> {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
         let row = |position| logits.row(feed, position);
+        let bound = job.bound.as_deref();
         let judged = if let Some(drawn) = &job.sampled {
-            judge_drawn(&job.sampler, &self.token_context, drawn, row)
+            judge_drawn(&job.sampler, &self.token_context, drawn, bound, row)
         } else {
             let draft = Draft { tokens: &job.tokens, parents: &job.parents };
-            judge(&job.sampler, &self.token_context, &draft, job.listed, row)
+            judge(&job.sampler, &self.token_context, &draft, bound, job.listed, row)
         };
         let (rows, accepted) = judged?;
         self.verified =

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::forward::HeadDraft;
-use crate::grammar::Place;
+use crate::grammar::{Bound, Next};
 use crate::sampler::Sampler;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
@@ -29,9 +29,9 @@ pub struct Generate {
     pub generated: usize,
     /// Sampling parameters and random noise.
     pub sampler: Sampler,
-    /// The place in the text of the grammar; `None` if none binds the output. Behind a draft that
-    /// the grammar does not allow any token is sampled.
-    pub place: Option<Place>,
+    /// The grammar that binds the output; `None` if there is none. Behind a draft that it does not
+    /// allow any token is sampled.
+    pub bound: Option<Bound>,
     /// Limits of the output.
     pub limits: Limits,
     /// Report log-probabilities of the sample and of this many best tokens; `None`: report none.
@@ -153,8 +153,9 @@ pub struct Verify {
     pub parents: Vec<Option<usize>>,
     /// Sampling parameters and random noise.
     pub sampler: Sampler,
-    /// The place in the text of the grammar; `None` if none binds the output.
-    pub place: Option<Place>,
+    /// The tokens that the grammar allows behind the context and behind each node; `None` if none
+    /// binds the output.
+    pub bound: Option<Vec<Result<Next, String>>>,
     /// Number of best tokens to report per row, with the log-probabilities; `None`: no figures, and
     /// no rows but those that the samples reach.
     pub listed: Option<usize>,

@@ -5,6 +5,7 @@
 //! verification gains. The accepted tokens are returned as the samples of their rows, so that a
 //! client that walks the rows by samples finds them.
 
+use crate::grammar::Next;
 use crate::sampler::{History, NEVER, Processed, Sampler};
 use crate::target::job::{Drawn, Failure, PromptRow, VerifiedRow};
 use foretell_core::session::accept::sampled::verify;
@@ -30,8 +31,8 @@ impl Draft<'_> {
 
 /// Samples after the context and after the nodes that the samples before them accept, each with the
 /// noise of its position; with `listed`, after every node, with log-probabilities and so many of
-/// the likeliest tokens. Returns a row for each position and the accepted nodes. A grammar binds
-/// the rows that the samples reach, and no others.
+/// the likeliest tokens. Returns a row for each position and the accepted nodes. `bound`: what a
+/// grammar allows at each position. It binds the rows that the samples reach, and no others.
 ///
 /// # Errors
 /// A row or a parent is missing, or the grammar exceeds its limits.
@@ -39,6 +40,7 @@ pub(super) fn judge<'a>(
     sampler: &Sampler,
     context: &History,
     draft: &Draft<'_>,
+    bound: Option<&[Result<Next, String>]>,
     listed: Option<usize>,
     row: impl Fn(usize) -> Option<&'a [f32]>,
 ) -> Result<(Vec<VerifiedRow>, Vec<usize>), Failure> {
@@ -51,7 +53,7 @@ pub(super) fn judge<'a>(
         let (context, is_reached) = match node {
             // A context that assumes a draft may be behind what the grammar allows: its rows are
             // never used.
-            None => (Some(context.clone()), !context.is_lost()),
+            None => (Some(context.clone()), !is_lost(bound)),
             Some(node) => {
                 let parent = draft.parents.get(node).copied().ok_or(FEWER)?;
                 let before = parent.map_or(0, |parent| parent + 1);
@@ -77,7 +79,7 @@ pub(super) fn judge<'a>(
             continue;
         };
         if is_reached {
-            context.look().map_err(Failure::Grammar)?;
+            bind(&mut context, bound, position)?;
         }
         let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
         let sample = processed.draw();
@@ -89,6 +91,24 @@ pub(super) fn judge<'a>(
     }
     let accepted = walk(draft, &rows);
     Ok((rows, accepted))
+}
+
+/// True if the grammar does not allow what comes before the draft.
+fn is_lost(bound: Option<&[Result<Next, String>]>) -> bool {
+    matches!(bound.and_then(<[_]>::first), Some(Ok(Next::Nothing)))
+}
+
+/// Binds the next token by what a grammar allows at this position.
+fn bind(
+    context: &mut History,
+    bound: Option<&[Result<Next, String>]>,
+    position: usize,
+) -> Result<(), Failure> {
+    if let Some(bound) = bound {
+        let next = bound.get(position).ok_or(FEWER)?;
+        context.bind(next.as_ref().map_err(|why| Failure::Grammar(why.clone()))?);
+    }
+    Ok(())
 }
 
 /// Adds the figures of a row's distribution: its own, and the log-probabilities of its node's
@@ -124,15 +144,14 @@ pub(super) fn judge_drawn<'a>(
     sampler: &Sampler,
     context: &History,
     drawn: &Drawn,
+    bound: Option<&[Result<Next, String>]>,
     row: impl Fn(usize) -> Option<&'a [f32]>,
 ) -> Result<(Vec<VerifiedRow>, Vec<usize>), Failure> {
     let chain = drawn.draft.chain();
     let (mut context, mut distributions) = (context.clone(), Vec::with_capacity(chain.len() + 1));
     for position in 0..=chain.len() {
         // Behind a token that the grammar does not allow nothing is accepted.
-        if !context.is_lost() {
-            context.look().map_err(Failure::Grammar)?;
-        }
+        bind(&mut context, bound, position)?;
         let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
         distributions.push(processed.distribution().ok_or("the model's logits are not numbers")?);
         if let Some(&token) = chain.get(position) {
@@ -209,7 +228,7 @@ mod tests {
     fn judged(drawn: &Drawn) -> (Vec<VerifiedRow>, Vec<usize>) {
         let sampler = sampler();
         let context = sampler.history(&[1], &[]);
-        judge_drawn(&sampler, &context, drawn, |position| P.get(position).map(<[f32; 4]>::as_slice))
+        judge_drawn(&sampler, &context, drawn, None, |position| P.get(position).map(<[f32; 4]>::as_slice))
             .expect("all rows")
     }
 

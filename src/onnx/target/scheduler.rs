@@ -9,10 +9,13 @@
 //! A client that verifies comes back with its next draft right after an answer. Two such clients
 //! would take turns, each in runs of its own, so a turn of verify requests alone begins a little
 //! later if those of the last turn are about to come back.
+//!
+//! What a grammar allows is found on other threads. A job whose grammar has not said yet what may
+//! follow its last token sits out turns, so a hostile grammar delays nothing but its own output.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,6 +39,10 @@ const COMES_BACK: Duration = Duration::from_millis(5);
 const COMES_BACK_SHARE: f64 = 0.2;
 /// After waits in vain, each skips twice as many turns as the one before, up to this many.
 const MOST_SKIPPED: u32 = 32;
+/// Longest wait for grammars while other jobs are ready: a usual one takes a tenth of this.
+const GRAMMARS: Duration = Duration::from_millis(1);
+/// Time between two looks at grammars that say nothing.
+const SILENT: Duration = Duration::from_millis(100);
 /// A job waits if a running one will compute at least this many more of its tokens than the lanes
 /// hold.
 const WORTH_WAITING: usize = 32;
@@ -110,14 +117,43 @@ impl Scheduler {
         while self.take_waiting(queue) {
             // Those that wait already, and those that are about to come back.
             let clients = self.waiting.len() + std::mem::take(&mut self.verified);
-            if self.waiting.is_empty() && self.active.is_empty() {
+            if self.waiting.is_empty() && self.ready().is_empty() {
                 self.model.rest();
                 self.had_short = false;
-                let Ok(jobs) = queue.recv() else { return };
-                self.waiting.extend(jobs);
+                match self.receive(queue) {
+                    Ok(jobs) => self.waiting.extend(jobs),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
             }
             self.wait_for_others(queue, clients);
+            self.wait_for_grammars(queue);
             self.turn();
+        }
+    }
+
+    /// Waits for jobs, or for a grammar.
+    fn receive(&self, queue: &Receiver<Vec<Job>>) -> Result<Vec<Job>, RecvTimeoutError> {
+        if self.active.is_empty() {
+            return queue.recv().map_err(|_| RecvTimeoutError::Disconnected);
+        }
+        queue.recv_timeout(SILENT)
+    }
+
+    /// The jobs that can take part in a run.
+    fn ready(&mut self) -> Vec<usize> {
+        let ready = self.active.iter_mut().enumerate().filter_map(|(at, job)| job.is_ready().then_some(at));
+        ready.collect()
+    }
+
+    /// Lets the grammars of the last turn's tokens say what may follow, if that takes no time to
+    /// speak of.
+    fn wait_for_grammars(&mut self, queue: &Receiver<Vec<Job>>) {
+        let until = Instant::now() + GRAMMARS.min(self.took.mul_f64(COMES_BACK_SHARE));
+        while (1..self.active.len()).contains(&self.ready().len()) {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(jobs) = queue.recv_timeout(left) else { return };
+            self.waiting.extend(jobs);
         }
     }
 
@@ -167,8 +203,12 @@ impl Scheduler {
         self.forget();
         self.admit();
         self.report();
-        let (short, long): (Vec<usize>, Vec<usize>) = (0..self.active.len())
-            .partition(|&at| self.active.get(at).is_some_and(|job| job.pending() <= SHORT));
+        let ready = self.ready();
+        if ready.is_empty() {
+            return;
+        }
+        let (short, long): (Vec<usize>, Vec<usize>) =
+            ready.into_iter().partition(|&at| self.active.get(at).is_some_and(|job| job.pending() <= SHORT));
         let had_short = std::mem::replace(&mut self.had_short, !short.is_empty());
         let tokens = self.model.begin_turn();
         self.shares_steps = tokens.is_some();

@@ -1,5 +1,7 @@
 //! The HTTP routes of the ONNX server.
 
+mod bound;
+
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +17,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::grammar::{Grammars, Place};
+use crate::grammar::{Grammars, Next};
 use crate::sampler::Sampler;
 use crate::target::errors::Refusal;
 use crate::target::fields::invalid;
@@ -57,7 +59,7 @@ pub struct App {
     words: Arc<dyn Words>,
     parsers: Parsers,
     /// Made for the first request that asks for one.
-    grammars: OnceLock<Result<Grammars, String>>,
+    grammars: OnceLock<Result<Arc<Grammars>, String>>,
     metrics: Arc<Metrics>,
     name: String,
     created: u64,
@@ -175,11 +177,9 @@ impl App {
             DERENDER => self.off_thread(body, Self::derender).await,
             "/v1/verify" => {
                 let ask = self.off_thread(body, |app, body| wire::verify(body, app.served())).await?;
-                let place = |app: &Self, ask: wire::VerifyAsk| {
-                    Ok((app.place(&ask.sampling, ask.output(), true)?, ask))
-                };
-                let (place, ask) = self.apart(ask.sampling.grammar.is_some(), ask, place).await?;
-                self.verify(ask, place, enclosed).await
+                let bound = |app: &Self, ask: wire::VerifyAsk| Ok((app.behind(&ask)?, ask));
+                let (bound, ask) = self.apart(ask.sampling.grammar.is_some(), ask, bound).await?;
+                self.verify(ask, bound, enclosed).await
             }
             "/tokenize" => {
                 self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
@@ -239,22 +239,6 @@ impl App {
         }
     }
 
-    /// The place after `output` in the text of the request's grammar; `None` if it has none.
-    /// `keep`: later requests go on from there.
-    fn place(&self, sampling: &Sampling, output: &[TokenId], keep: bool) -> Result<Option<Place>, Refusal> {
-        let Some(grammar) = &sampling.grammar else { return Ok(None) };
-        let config = self.engine.config();
-        let grammars = self.grammars.get_or_init(|| {
-            let tokenizer = self.words.tokenizer().ok_or("the model has no tokenizer")?;
-            Grammars::new(tokenizer, config.vocabulary, &config.eos)
-        });
-        let place = grammars
-            .as_ref()
-            .map_err(Clone::clone)
-            .and_then(|grammars| grammars.place(grammar, output, keep));
-        place.map(Some).map_err(|why| invalid(grammar.parameter, why))
-    }
-
     /// Sends all jobs of a request to the model at once.
     fn begin(&self, mut ask: Ask) -> Result<Answer, Refusal> {
         let field = if ask.route == Route::Chat { "messages" } else { "prompt" };
@@ -268,23 +252,27 @@ impl App {
         let stops = Stops::new(&ask.stop, ask.include_stop);
         let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
         let (mut jobs, mut choices) = (Vec::new(), Vec::new());
+        let output = |(prompt, &generated): (&Vec<TokenId>, &usize)| {
+            prompt.split_at(prompt.len().saturating_sub(generated)).1.to_vec()
+        };
+        let outputs = prompts.iter().zip(&ask.generated).map(output).collect();
+        let places = self.places(&ask.sampling, outputs)?;
         for (index, (prompt, &generated)) in prompts.iter().zip(&ask.generated).enumerate() {
             let max_tokens = self.max_tokens(&ask, prompt.len(), field)?;
-            let (_, output) = prompt.split_at(prompt.len().saturating_sub(generated));
-            // Prompts behind the first are those of a fan-out, where a draft may not be allowed:
-            // the token that follows it is never used.
-            let place = self.place(&ask.sampling, output, index == 0)?;
-            if place.as_ref().is_some_and(Place::is_lost) && max_tokens > 1 {
+            let place = places.as_ref().and_then(|places| places.get(index));
+            // Of a fan-out a draft may not be allowed: the token that follows it is never used.
+            if matches!(place, Some((_, Next::Nothing))) && max_tokens > 1 {
                 return Err(invalid("generated", "the grammar does not allow this output"));
             }
             for choice in 0..ask.choices {
                 let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
                 let (events, receiver) = mpsc::unbounded_channel();
+                let bound = place.map(|(place, next)| self.bound(place, next, max_tokens));
                 jobs.push(Job::Generate(Box::new(Generate {
                     prompt: prompt.clone(),
                     generated,
                     sampler: self.sampler(&ask.sampling, seed, choice as u32, &ask.stop_token_ids),
-                    place: place.clone(),
+                    bound: bound.transpose()?,
                     limits: self.limits(&ask, max_tokens),
                     logprobs: ask.show.logprobs,
                     prompt_logprobs: ask.show.prompt_logprobs,
@@ -394,7 +382,7 @@ impl App {
     async fn verify(
         &self,
         ask: wire::VerifyAsk,
-        place: Option<Place>,
+        bound: Option<Vec<Result<Next, String>>>,
         enclosed: Option<Arc<Sampled>>,
     ) -> Result<Response<Body>, Refusal> {
         let (context, nodes) = (ask.context.len(), ask.tokens.len());
@@ -406,7 +394,7 @@ impl App {
         let (reply, result) = oneshot::channel();
         let job = Verify {
             sampler: self.sampler(&ask.sampling, seed, 0, &ask.stop_token_ids),
-            place,
+            bound,
             context: ask.context,
             generated: ask.generated,
             tokens: ask.tokens,

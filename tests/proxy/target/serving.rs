@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use foretell_engines::openai::Sampling;
+use foretell_engines::openai::{Grammar, Sampling};
 use foretell_onnx::forward::Forward;
+use foretell_onnx::grammar::{Bound, Grammars, apart};
 use foretell_onnx::pace::Paced;
 use foretell_onnx::sampler::Sampler;
-use foretell_onnx::target::job::{Event, Generate, Job, Limits};
+use foretell_onnx::target::job::{Event, Failure, Generate, Job, Limits};
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler::Engine;
 use http::Method;
@@ -16,7 +17,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::client::serve;
-use super::fake::Fake;
+use super::fake::{EOS, Fake, VOCABULARY};
+use crate::end_to_end::model;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_frees_its_lane() {
@@ -59,7 +61,7 @@ fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
         sampler,
         limits,
         logprobs: None,
-        place: None,
+        bound: None,
         prompt_logprobs: None,
         propose: 0,
         events,
@@ -124,6 +126,39 @@ fn a_long_prompt_is_read_in_short_pieces_with_others_and_at_once_in_a_step_of_a_
     // 128 tokens in the turn of the short one, 128 in the next, 512, and the rest.
     assert_eq!(runs_of_two(None), 5);
     assert_eq!(runs_of_two(Some("profile=h100-8b")), 2);
+}
+
+/// The steps of this expression take longer and longer, until one meets the limits.
+#[test]
+fn a_slow_grammar_delays_no_other_output() {
+    let words = tempfile::tempdir().unwrap();
+    let grammars = Grammars::new(&model::words(words.path()), VOCABULARY, &[EOS]).unwrap();
+    let grammar = Grammar::of_structured_outputs(&json!({"regex": "(.{0,200}){0,200}"})).unwrap();
+    let begun = apart(move |stop| {
+        let mut place = grammars.place(&grammar, &[], false, stop)?;
+        Ok((place.next(stop)?, place))
+    });
+    let (next, place) = begun.unwrap();
+    let engine = Engine::start(Box::new(Fake::new(2, 2048)), Arc::new(Metrics::new().unwrap())).unwrap();
+    let ((mut slow, mut late), (other, mut events)) = (job(&[1, 2, 3]), job(&[9, 8, 7]));
+    if let Job::Generate(generate) = &mut slow {
+        let wakes = engine.clone();
+        let wake = move || {
+            wakes.submit(Vec::new());
+        };
+        generate.bound = Some(Bound::new(next, place, wake).unwrap());
+        generate.limits.max_tokens = 1000;
+    }
+    engine.submit(vec![slow, other]);
+    let tokens =
+        std::iter::from_fn(|| events.blocking_recv()).filter(|event| matches!(event, Event::Token(_)));
+    assert_eq!(tokens.count(), 100);
+    let failed = |event: &Event| matches!(event, Event::Failed(Failure::Grammar(_)));
+    assert!(
+        !std::iter::from_fn(|| late.try_recv().ok()).any(|event| failed(&event)),
+        "in step with the other"
+    );
+    assert!(std::iter::from_fn(|| late.blocking_recv()).any(|event| failed(&event)));
 }
 
 #[test]

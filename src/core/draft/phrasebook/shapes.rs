@@ -1,8 +1,9 @@
 //! The JSON that a prompt asks for: schemas, tools and examples in its text, as shapes of the
 //! objects that a model may write.
 //!
-//! The prompt is read once, byte by byte. One object of it is held at a time; the number of shapes
-//! is bounded, and the first ones are kept.
+//! The prompt is read once, byte by byte. One object of it is held at a time. Clients write it, and
+//! the schema that binds an output: the number of shapes, their size and the values that are read
+//! for them are bounded, and the first ones are kept. Nothing is compiled.
 
 use std::collections::HashSet;
 
@@ -14,6 +15,11 @@ use super::json::{Event, Position, Scanner, Style, WORD_MAX};
 const OBJECT_MAX: usize = 64 << 10;
 /// Maximum number of shapes.
 const SHAPES_MAX: usize = 4096;
+/// Maximum size of the keys, choices and fields of all shapes, bytes.
+const HELD_MAX: usize = 1 << 20;
+/// Maximum values that are read for shapes: a schema may refer to one of its parts many times, and
+/// each time its members, the names of the required ones and the choices are read.
+const READ_MAX: usize = 64 << 10;
 /// Maximum number of shapes of whole objects.
 const ROOTS_MAX: usize = 256;
 /// Maximum depth of references and nested parts that are followed in a schema.
@@ -98,6 +104,8 @@ pub struct Shapes {
     tools: HashSet<String>,
     /// Bytes of fields, choices and the names of tools.
     held: usize,
+    /// Number of values that were read.
+    read: usize,
     /// A schema binds the output: no other object is written.
     bound: bool,
 }
@@ -183,7 +191,13 @@ impl Shapes {
     }
 
     fn is_full(&self) -> bool {
-        self.all.len() >= SHAPES_MAX || self.roots.len() >= ROOTS_MAX
+        self.all.len() >= SHAPES_MAX || self.roots.len() >= ROOTS_MAX || self.read >= READ_MAX
+    }
+
+    /// Counts values before they are read; `None` if they are too many.
+    fn read(&mut self, values: usize) -> Option<()> {
+        self.read = self.read.saturating_add(values);
+        (self.read < READ_MAX).then_some(())
     }
 
     fn root(&mut self, form: Form, shape: Option<ShapeId>) {
@@ -194,8 +208,9 @@ impl Shapes {
     }
 
     fn push(&mut self, shape: Shape) -> Option<ShapeId> {
-        (self.all.len() < SHAPES_MAX).then(|| {
-            self.held += shape.held();
+        let held = self.held + shape.held();
+        (self.all.len() < SHAPES_MAX && held <= HELD_MAX).then(|| {
+            self.held = held;
             self.all.push(shape);
             self.all.len() - 1
         })
@@ -223,6 +238,7 @@ impl Shapes {
     fn schema(&mut self, within: Within<'_>, schema: &Value) -> Option<ShapeId> {
         let Within { whole, depth } = within;
         let inner = Within { whole, depth: depth + 1 };
+        self.read(1)?;
         if depth > FOLLOWED_MAX {
             return self.push(Shape::Free);
         }
@@ -236,6 +252,7 @@ impl Shapes {
         if let Some([only]) = schema.get("allOf").and_then(Value::as_array).map(Vec::as_slice) {
             return self.schema(inner, only);
         }
+        self.read(schema.get("enum").and_then(Value::as_array).map_or(0, Vec::len))?;
         if let Some(choices) = choices(schema) {
             return self.push(Shape::Choices(choices));
         }
@@ -255,10 +272,10 @@ impl Shapes {
         schema: &Value,
         properties: &Map<String, Value>,
     ) -> Option<Shape> {
-        let required: Option<HashSet<&str>> = schema
-            .get("required")
-            .and_then(Value::as_array)
-            .map(|names| names.iter().filter_map(Value::as_str).collect());
+        let required = schema.get("required").and_then(Value::as_array);
+        self.read(required.map_or(0, Vec::len))?;
+        let required: Option<HashSet<&str>> =
+            required.map(|names| names.iter().filter_map(Value::as_str).collect());
         let mut fields = Vec::new();
         for (name, schema) in properties {
             let required = required.as_ref().is_none_or(|required| required.contains(name.as_str()));
@@ -270,6 +287,7 @@ impl Shapes {
 
     /// The shape of an object with other values.
     fn example(&mut self, value: &Value, depth: usize) -> Option<ShapeId> {
+        self.read(1)?;
         if depth > FOLLOWED_MAX {
             return None;
         }
@@ -433,139 +451,4 @@ impl Finder {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn found(text: &str) -> Finder {
-        let mut finder = Finder::default();
-        text.bytes().for_each(|byte| finder.step(byte));
-        finder
-    }
-
-    /// The roots, each as its form and the skeleton of its members.
-    fn roots(text: &str) -> Vec<(Form, String)> {
-        let finder = found(text);
-        let shapes = finder.shapes();
-        shapes.roots().iter().map(|&(form, id)| (form, shown(shapes, id))).collect()
-    }
-
-    fn shown(shapes: &Shapes, id: ShapeId) -> String {
-        match shapes.get(id).unwrap() {
-            Shape::Object(fields) => {
-                let field = |field: &Field| {
-                    let sign = if field.required { "" } else { "?" };
-                    format!("{}{sign}={}", field.key, shown(shapes, field.shape))
-                };
-                format!("({})", fields.iter().map(field).collect::<Vec<_>>().join(" "))
-            }
-            Shape::Array(item) => format!("[{}]", shown(shapes, *item)),
-            Shape::Choices(choices) => choices.join("|"),
-            Shape::Text => "text".to_owned(),
-            Shape::Free => "any".to_owned(),
-        }
-    }
-
-    const SCHEMA: &str = r#"{"type": "object", "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]},
-        "days": {"type": "array", "items": {"type": "integer"}}}, "required": ["city"]}"#;
-    const SHOWN: &str = "(city=text unit?=\"C\"|\"F\" days?=[any])";
-
-    #[test]
-    fn the_bytes_of_shapes_are_counted_when_they_are_added() {
-        let mut finder = Finder::default();
-        let fresh = finder.bytes();
-        let tool =
-            r#"{"name": "weather", "parameters": {"properties": {"city": {"enum": ["Oslo", "Rome"]}}}}"#;
-        tool.bytes().for_each(|byte| finder.step(byte));
-        let held: usize = finder.shapes.all.iter().map(Shape::held).sum::<usize>() + size_of::<String>() + 7;
-        assert_eq!(finder.shapes.held, held);
-        assert!(finder.bytes() > fresh + held, "{} {held}", finder.bytes());
-        let once = finder.bytes();
-        tool.bytes().for_each(|byte| finder.step(byte));
-        assert!(finder.bytes() >= once);
-    }
-
-    #[test]
-    fn a_schema_is_found_wherever_it_is_written() {
-        let plain = vec![(Form::Plain, SHOWN.to_owned())];
-        assert_eq!(roots(&format!("Answer in JSON {{ like this }}: {SCHEMA}.")), plain);
-        let wrapped = format!(r#"{{"type":"json_schema","json_schema":{{"name":"x","schema":{SCHEMA}}}}}"#);
-        assert_eq!(roots(&wrapped), plain);
-    }
-
-    #[test]
-    fn a_tool_may_be_called_by_name_or_given_its_arguments() {
-        let call = |form, key: &str| (form, format!("(name=\"rain\" {key}={SHOWN})"));
-        let expected = [
-            call(Form::Arguments, "arguments"),
-            call(Form::Parameters, "parameters"),
-            (Form::Plain, SHOWN.to_owned()),
-        ];
-        for tool in [
-            format!(r#"[{{"type":"function","function":{{"name":"rain","parameters":{SCHEMA}}}}}]"#),
-            format!(r#"{{"name":"rain","description":"x","input_schema":{SCHEMA}}}"#),
-            format!(r#"{{"tools":[{{"name":"rain","inputSchema":{SCHEMA}}}]}}"#),
-        ] {
-            assert_eq!(roots(&tool), expected, "{tool}");
-        }
-    }
-
-    #[test]
-    fn references_and_examples_are_shapes_too() {
-        let referring = r##"{"$defs":{"P":{"properties":{"x":{"const":1}}}},"type":"object",
-            "properties":{"p":{"$ref":"#/$defs/P"},"q":{"allOf":[{"$ref":"#/$defs/P"}]},"r":{"$ref":"#/no"}}}"##;
-        assert_eq!(roots(referring), [(Form::Plain, "(p=(x=1) q=(x=1) r=any)".to_owned())]);
-        let endless = r##"{"properties":{"p":{"$ref":"#"}}}"##;
-        assert!(roots(endless)[0].1.starts_with("(p=(p=(p="));
-        let example = r#"{"a":"b","c":[{"d":1}],"e":{}}"#;
-        assert_eq!(roots(example), [(Form::Example, "(a=text c=[(d=any)] e=())".to_owned())]);
-        assert_eq!(roots("{} {\"a\":}"), []);
-    }
-
-    #[test]
-    fn calls_and_templates_of_calls_show_their_form() {
-        let tool = format!(r#"{{"name":"rain","parameters":{SCHEMA}}}"#);
-        let form = |text: &str| found(&format!("{tool}\n{text}\n")).form();
-        assert_eq!(form(""), None);
-        assert_eq!(form(r#"{"name": function name, "parameters": dictionary}"#), Some(Form::Parameters));
-        assert_eq!(form(r#"{"name": <function-name>, "arguments": <args>}"#), Some(Form::Arguments));
-        assert_eq!(form(r#"{"name":"rain","parameters":{"city":"Rom"}}"#), Some(Form::Parameters));
-        assert_eq!(form(r#"{"name":"rainfall","parameters":{"city":"Rom"}}"#), None, "no such tool");
-        let compact = Style { colon: String::new(), comma: String::new() };
-        assert_eq!(*found(r#"{"name":"rain","parameters":{"city":"Rom"}}"#).style(), compact);
-    }
-
-    #[test]
-    fn the_number_of_shapes_is_bounded() {
-        let fields = (0..SHAPES_MAX).map(|at| format!("\"{at}\":1")).collect::<Vec<_>>().join(",");
-        for text in [
-            format!("{{{fields}}}").repeat(3),
-            "{\"a\":1}".repeat(2 * ROOTS_MAX),
-            format!("{{\"a\":\"{}\"}}", "x".repeat(OBJECT_MAX)),
-            r##"{"properties":{"a":{"$ref":"#"},"b":{"$ref":"#"}}}"##.to_owned(),
-        ] {
-            let finder = found(&text);
-            assert!(finder.shapes.all.len() <= SHAPES_MAX && finder.shapes.roots.len() <= ROOTS_MAX);
-            assert!(finder.object.is_empty());
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let mut finder = Finder::default();
-            for &byte in &bytes {
-                finder.step(byte);
-            }
-            prop_assert!(finder.object.len() <= bytes.len());
-        }
-
-        #[test]
-        fn any_pieces_of_schemas_are_read(pieces in proptest::collection::vec(0_usize..12, 0..60)) {
-            const PIECES: [&str; 12] = ["{", "}", "[", "]", ",", ":", "\"", "\"properties\":{", "\"$ref\":\"#\"",
-                "\"name\":\"f\",", "\"parameters\":", "\"enum\":[1]"];
-            let text: String = pieces.iter().map(|&at| PIECES[at]).collect();
-            prop_assert!(found(&text).shapes().roots().len() <= ROOTS_MAX);
-        }
-    }
-}
+mod tests;

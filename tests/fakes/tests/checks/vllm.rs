@@ -384,7 +384,11 @@ async fn a_grammar_binds_every_output_from_its_first_token_to_its_end() {
     }
     let again = json!({"structured_outputs": {"regex": "aab"}, "prompt": "A text aa"});
     assert_eq!(text(&fake, again).await, "aab|\"stop\"", "the prompt is no part of it");
-    let rendered = ask(fake.address, "/v1/completions/render", json!({"prompt": "A", "structured_outputs": {"regex": "a"}}));
+    let rendered = ask(
+        fake.address,
+        "/v1/completions/render",
+        json!({"prompt": "A", "structured_outputs": {"regex": "a"}}),
+    );
     assert!(rendered.await[0]["sampling_params"]["structured_outputs"].is_object());
 }
 
