@@ -236,6 +236,7 @@ impl Codec for Sglang {
     /// The only version of the weights made all tokens: an answer of several is given up.
     fn complete(&self, answer: &mut Value) {
         let tokens = answer.pointer("/usage/completion_tokens").cloned();
+        order(answer.get_mut("usage"), &USAGE);
         let end = answer.pointer_mut("/metadata/weight_versions/0/end");
         if let (Some(end), Some(tokens)) = (end, tokens) {
             *end = tokens;

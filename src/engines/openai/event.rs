@@ -54,8 +54,12 @@ pub fn finishes(event: &Value) -> bool {
     choices(event).iter().any(|choice| finish_reason(choice).is_some())
 }
 
-/// The error that an event reports; `None` if the member is absent or a placeholder.
+/// The error that an event reports, or is (`"object": "error"`, as engines wrote it once); `None` if
+/// it has no such member, or a placeholder.
 pub fn error(event: &Value) -> Option<&Value> {
+    if event.get("object").is_some_and(|object| object == "error") {
+        return Some(event);
+    }
     event.get("error").filter(|error| match error {
         Value::Null | Value::Bool(false) => false,
         Value::String(text) => reason(text).is_some(),
@@ -103,6 +107,8 @@ mod tests {
         for some in [json!("out of memory"), json!({"code": 500}), json!(true), json!(7)] {
             assert_eq!(error(&json!({ "error": some })), Some(&some));
         }
+        let whole = json!({"object": "error", "message": "no"});
+        assert_eq!(error(&whole), Some(&whole));
     }
 
     #[test]

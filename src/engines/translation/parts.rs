@@ -411,7 +411,7 @@ mod tests {
     #[rstest::rstest]
     #[case::cut(&[json!({ "content": "a" })], Some("stop"), &[], "begin <text a fail:the engine's stream ended early")]
     #[case::no_reason(&[], None, &["[DONE]"], "begin fail:the engine's stream ended without a reason")]
-    #[case::error(&[], None, &["{\"error\":{}}", "[DONE]"], "begin fail:the engine sent an error")]
+    #[case::error(&[], None, &["{\"error\":{\"code\":500}}", "[DONE]"], "begin fail:the engine sent an error")]
     #[case::no_json(&[], Some("stop"), &["{", "[DONE]"], "begin fail:the engine sent an event that is not JSON")]
     #[case::crossed(&[call(0, Some("1"), "{"), call(1, Some("2"), "{}"), call(0, None, "}")], Some("stop"), &["[DONE]"],
         "begin <f:1 { > <f:2 {} fail:the engine went on with a call that had ended")]

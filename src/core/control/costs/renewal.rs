@@ -12,11 +12,8 @@ use crate::control::shared::Sum;
 /// Speculation, in plain tokens of each request, after which the pace of several requests is
 /// measured again that was measured once ...
 const TRUST_FIRST: f64 = 150.0;
-/// ... and that of one request alone, which a moment in which the server was busy with other work
-/// makes as long: then every round looks like a gain.
-const TRUST_ALONE: f64 = 16.0;
-/// Maximum: with each measurement that agrees with the one before, the former doubles, and the
-/// latter, for which a request is interrupted, is four times as long.
+/// ... and at most: with each measurement that agrees with the one before, it doubles. The pace of
+/// one request alone, whose steps read no prompts, is trusted for that long at once.
 const TRUST_MAX: f64 = 1200.0;
 /// Maximum ratio of two measurements that agree: how many prompts are read meanwhile differs.
 const AGREE: f64 = 1.5;
@@ -114,14 +111,15 @@ impl Renewal {
 
     /// True if that is so overdue that speculation should be interrupted for it.
     pub fn is_overdue(&self, known: bool) -> bool {
-        let trust = self.trust(known);
-        let is_new = known && self.alone && trust < TRUST_MAX;
-        self.speculated >= if is_new { trust } else { OVERDUE * trust.max(GIVEN_UP) }
+        self.speculated >= OVERDUE * self.trust(known).max(GIVEN_UP)
     }
 
     fn trust(&self, known: bool) -> f64 {
-        let (first, growth) = if self.alone { (TRUST_ALONE, 4.0) } else { (TRUST_FIRST, 2.0_f64) };
-        if known { (first * growth.powi(self.agreed.min(8) as i32)).min(TRUST_MAX) } else { 0.0 }
+        match known {
+            false => 0.0,
+            true if self.alone => TRUST_MAX,
+            true => (TRUST_FIRST * f64::from(1 << self.agreed.min(8))).min(TRUST_MAX),
+        }
     }
 
     /// Notes plain steps in `seconds`, while no request is speculated on; `pace` is the one so far.
@@ -200,24 +198,6 @@ mod tests {
         };
         let times: Vec<_> = (0..6).map_while(|_| trusted(&mut renewal)).collect();
         assert_eq!(times, [150, 300, 600, 1200, 1200, 1200]);
-    }
-
-    #[test]
-    fn the_pace_of_one_request_is_confirmed_before_it_is_trusted_for_long() {
-        let mut renewals = Renewals::default();
-        let renewal = renewals.of(ConcurrencyBucket::of(1));
-        let mut trusted = Vec::new();
-        for _ in 0..6 {
-            let tokens = (1..10_000).find(|_| {
-                renewal.speculated(1.0);
-                renewal.is_old(true)
-            });
-            trusted.extend(tokens);
-            let interrupts = renewal.is_overdue(true);
-            assert_eq!(interrupts, tokens.is_some_and(|tokens| f64::from(tokens) < TRUST_MAX), "{tokens:?}");
-            assert_eq!(measured(renewal, 0.05, Some(0.05)), 4);
-        }
-        assert_eq!(trusted, [16, 64, 256, 1024, 1200, 1200]);
     }
 
     #[test]
