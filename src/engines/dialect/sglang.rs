@@ -31,12 +31,21 @@ use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, FirstToken, Foreign, Load, MaxTokens, Noise,
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
-use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F, order};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/generate";
+/// Members of `usage` in the order of whole answers (`UsageInfo`).
+const USAGE: [&str; 6] = [
+    "prompt_tokens",
+    "total_tokens",
+    "completion_tokens",
+    "prompt_tokens_details",
+    "reasoning_tokens",
+    "completion_tokens_details",
+];
 const TOKENIZE: &str = "/tokenize";
 const MODEL_INFO: &str = "/model_info";
 const METRICS: &str = "/metrics";

@@ -247,6 +247,10 @@ impl PlainStream {
             return Some(self.end());
         }
         match self.data_of(&event.data) {
+            // A document that is no answer: nothing follows it.
+            Data::Foreign(_) if self.kind == RequestKind::Later && matches!(self.state, State::Closed) => {
+                Some(self.broken(Fault::Plain, "the answer cannot be read".to_owned()))
+            }
             Data::Foreign(value) => {
                 self.pass(event.raw, &value);
                 Some(PlainEvent::Nothing)
