@@ -434,4 +434,3 @@ fn unreadable(replica: &Replica) -> Vec<Value> {
     };
     replica.first_calls().passed_through().map(line).collect()
 }
-

@@ -42,8 +42,8 @@ use foretell_engines::openai::Api;
 
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
-pub use first_calls::FirstCall;
 pub use error::{REQUEST_TIMEOUT, SendError, SendErrorKind};
+pub use first_calls::FirstCall;
 pub use health::{HealthState, LastError};
 pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};

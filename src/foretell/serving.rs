@@ -138,8 +138,7 @@ impl SessionRunner {
     pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<Permission> {
         let traits = self.setup.learnt.answer_traits(identity);
         let engine = &identity.engine;
-        let tells =
-            engine.dialect.codec().tells_ids(request.route) || engine.tells_first_token(request);
+        let tells = engine.dialect.codec().tells_ids(request.route) || engine.tells_first_token(request);
         let lost = |stop: &String| identity.tokenizer.touches_special(stop);
         let stops = engine.dialect.quirks().stops_in_special && request.stop.iter().any(lost);
         if !tells || stops {
@@ -187,8 +186,7 @@ impl SessionRunner {
             return Err(RelayReason::NoVerifyMethod.into());
         };
         let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
-        let permission =
-            plan::fitting(permission, request.prompt_size(), ruling.rules.context_max);
+        let permission = plan::fitting(permission, request.prompt_size(), ruling.rules.context_max);
         let answer_traits = self.setup.learnt.answer_traits(identity);
         let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
         let control = self.setup.learnt.for_permission(permission, identity, backend);

@@ -128,7 +128,8 @@ impl Bent {
             let through = read(&answer, way.stream);
             if !agrees(&direct, &through) {
                 let path = answer.head.get("x-foretell-path");
-                writeln!(faults, "{}: {number} ({path:?}): {through:?} for {direct:?}", self.name(way)).unwrap();
+                writeln!(faults, "{}: {number} ({path:?}): {through:?} for {direct:?}", self.name(way))
+                    .unwrap();
                 break;
             }
         }

@@ -195,10 +195,12 @@ fn numbers(value: &Value) -> Vec<u32> {
 /// The events of a stream, which must end with `[DONE]`, or with an error and no `[DONE]`.
 pub fn events(message: &Message) -> Vec<Value> {
     let text = message.text();
-    let mut events: Vec<&str> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
-    let fails = events.last().is_some_and(|event| event.starts_with("data: {\"error\":"));
-    assert!(fails || events.pop() == Some("data: [DONE]"), "{text}");
-    events.iter().map(|event| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    let data = text.split("\n\n").filter(|event| !event.is_empty() && !event.starts_with(": "));
+    let mut events: Vec<&str> =
+        data.map(|event| event.strip_prefix("data:").expect("data").trim_start()).collect();
+    let fails = events.last().is_some_and(|event| event.starts_with("{\"error\":"));
+    assert!(fails || events.pop() == Some("[DONE]"), "{text}");
+    events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -229,7 +229,9 @@ fn judge(row: &Row, got: &Got, plain: &Got, stream: bool, message: &Message) -> 
         Outcome::Own(status) if got.status != status || got.error.starts_with("backend") => {
             wrong("not its own answer")
         }
-        Outcome::Resent if (&got.text, got.status) != (&plain.text, 200) => wrong("not the engine's own text"),
+        Outcome::Resent if (&got.text, got.status) != (&plain.text, 200) => {
+            wrong("not the engine's own text")
+        }
         Outcome::Resent if (got.path.as_str(), got.reason.as_str()) != ("plain", "upstream_error") => {
             wrong("another path")
         }

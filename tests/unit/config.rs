@@ -579,9 +579,7 @@ fn a_setting_of_a_policy_that_the_process_file_leaves_without_effect_is_warned_o
         .collect();
     assert_eq!(load_from(folder.path(), process).unwrap().warnings, wanted);
     let observing = load_from(folder.path(), &format!("{process}mode: observe\n")).unwrap().warnings;
-    let unrecorded = observing.contains(
-        &"policy p: corpus.record has no effect in mode observe".to_owned(),
-    );
+    let unrecorded = observing.contains(&"policy p: corpus.record has no effect in mode observe".to_owned());
     assert_eq!(unrecorded, policy == "corpus: { record: true }");
 }
 

@@ -399,7 +399,7 @@ impl SpeculationController {
         self.booked(tokens, draft.len(), lost, now);
         if let Some(streak) = &mut self.streak {
             let number = streak.ended_round(draft.is_empty());
-            if streak.first {
+            if streak.first || number == 1 {
                 self.control.with(|learnt| learnt.costs.tried(number, learnt.concurrency.ours()));
             }
         }
@@ -526,8 +526,10 @@ impl SpeculationController {
     pub fn enter(&mut self, now: Tick) {
         (self.virtual_round, self.uncounted) = (None, None);
         let (way, control) = (self.way(), &self.control);
-        let (trial, untried) =
-            control.with(|learnt| (!learnt.costs.verify_measured(way), learnt.costs.is_untried()));
+        let (trial, untried) = control.with(|learnt| {
+            let alone = learnt.concurrency.ours() <= 1;
+            (!learnt.costs.verify_measured(way), alone && learnt.costs.is_untried())
+        });
         self.streak = Some(Streak::new(now, trial, untried && self.is_chosen()));
     }
 

@@ -3,8 +3,8 @@
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::openai::event::finish_reason;
 use super::{Called, signature, stopped, usage};
+use crate::openai::event::finish_reason;
 use crate::translation::{Part, of_message, stop};
 
 /// Members that engines add to their answers for other parts of a deployment.

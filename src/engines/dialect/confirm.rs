@@ -41,7 +41,7 @@ const FLAT: f64 = 2.0;
 /// Maximum number of ends that are tried.
 const ENDS: usize = 4;
 /// Maximum number of calls; about 30 are usual.
-const CALLS: u32 = 60;
+const CALLS: u32 = 100;
 
 /// Name of the ends of a text in `generation_config.json`.
 pub const END_TOKENS: &str = "eos_token_id";

@@ -9,8 +9,8 @@ use super::listed;
 use super::{
     Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
-pub use crate::openai::fields::ids;
 use crate::openai::event::{error, finish_reason};
+pub use crate::openai::fields::ids;
 use crate::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;

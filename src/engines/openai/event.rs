@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn a_placeholder_is_no_finish_reason() {
-        for none in [json!(""), json!("null"), json!("None"), json!(null), json!(false), json!({}), json!(0)] {
+        for none in [json!(""), json!("null"), json!("None"), json!(null), json!(false), json!({}), json!(0)]
+        {
             assert_eq!(finish_reason(&json!({ "finish_reason": none })), None, "{none}");
         }
         assert_eq!(finish_reason(&json!({})), None);
@@ -114,14 +115,24 @@ mod tests {
     #[test]
     fn only_choices_usage_and_errors_belong_to_an_answer() {
         let foreign = [
-            json!({}), json!(null), json!(3), json!("ping"), json!([]), json!({"type": "ping"}),
-            json!({"choices": []}), json!({"choices": null}), json!({"choices": [], "usage": null}),
+            json!({}),
+            json!(null),
+            json!(3),
+            json!("ping"),
+            json!([]),
+            json!({"type": "ping"}),
+            json!({"choices": []}),
+            json!({"choices": null}),
+            json!({"choices": [], "usage": null}),
             json!({"error": {}}),
         ];
         assert!(foreign.iter().all(is_foreign));
         let own = [
-            json!({"choices": [{}]}), json!({"choices": [], "usage": {"prompt_tokens": 1}}),
-            json!({"usage": {"prompt_tokens": 1}}), json!({"error": "no"}), json!({"choices": "no list"}),
+            json!({"choices": [{}]}),
+            json!({"choices": [], "usage": {"prompt_tokens": 1}}),
+            json!({"usage": {"prompt_tokens": 1}}),
+            json!({"error": "no"}),
+            json!({"choices": "no list"}),
         ];
         assert!(!own.iter().any(is_foreign));
     }

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::digits;
 use crate::openai::answer::STOPS;
-use crate::openai::parts::REASONING;
 use crate::openai::event::{Data, error, finish_reason};
+use crate::openai::parts::REASONING;
 use crate::openai::sse::DONE;
 
 /// The fault of a stream whose calls cannot be told apart.

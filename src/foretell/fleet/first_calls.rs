@@ -251,15 +251,17 @@ mod tests {
     /// Sends requests one after the other, and returns how many of them cost a second generation.
     fn resends(requests: u32, bent: impl Fn(u32) -> bool) -> u32 {
         let (mut account, now) = (Account::default(), Instant::now());
-        (0..requests).filter(|&number| {
-            let altered = account.begin(now);
-            match (altered, bent(number)) {
-                (true, true) => drop(account.unreadable(true, "bent", now)),
-                (true, false) => drop(account.read()),
-                (false, _) => {}
-            }
-            altered && bent(number)
-        }).count() as u32
+        (0..requests)
+            .filter(|&number| {
+                let altered = account.begin(now);
+                match (altered, bent(number)) {
+                    (true, true) => drop(account.unreadable(true, "bent", now)),
+                    (true, false) => drop(account.read()),
+                    (false, _) => {}
+                }
+                altered && bent(number)
+            })
+            .count() as u32
     }
 
     #[test]
@@ -308,9 +310,8 @@ mod tests {
     #[test]
     fn few_refusals_are_compared() {
         let calls = Arc::new(FirstCalls::new("b/0"));
-        let compared = |times: u32| {
-            (0..times).filter(|_| calls.begin(Route::Chat).unwrap().may_compare()).count()
-        };
+        let compared =
+            |times: u32| (0..times).filter(|_| calls.begin(Route::Chat).unwrap().may_compare()).count();
         assert_eq!(compared(150), 3);
     }
 

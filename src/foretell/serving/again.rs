@@ -164,7 +164,8 @@ mod tests {
 
     #[test]
     fn an_event_beyond_the_limit_is_passed_on_with_all_that_follows() {
-        let stream = [b"data: a\n\ndata: ".as_slice(), &vec![b'x'; sse::EVENT_BYTES + 9], b"\n\ndata: b\n\n"].concat();
+        let stream =
+            [b"data: a\n\ndata: ".as_slice(), &vec![b'x'; sse::EVENT_BYTES + 9], b"\n\ndata: b\n\n"].concat();
         let mut events = WholeEvents::default();
         let passed: Vec<u8> = stream.chunks(64 << 10).flat_map(|data| events.push(data)).collect();
         assert!(passed == stream && events.are_whole());

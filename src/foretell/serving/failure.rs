@@ -110,10 +110,9 @@ impl Failure {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Send(error) => error.status(),
-            Self::NoBackend
-            | Self::BrokeOff
-            | Self::Changed
-            | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
+            Self::NoBackend | Self::BrokeOff | Self::Changed | Self::UnaskedUpgrade { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,

@@ -74,7 +74,9 @@ impl FirstAnswer {
             return if may_refuse_fields(status) { Self::Refused } else { Self::Failed };
         }
         if headers::is_encoded(fields) {
-            return Self::Unreadable("its streams are compressed, although `identity` was asked for".to_owned());
+            return Self::Unreadable(
+                "its streams are compressed, although `identity` was asked for".to_owned(),
+            );
         }
         if !headers::is_event_stream(fields) {
             let kind = fields.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("none");

@@ -48,8 +48,17 @@ pub enum Event {
 
 /// The members that the clients of these tests send.
 const CLIENTS: &[&str] = &[
-    "model", "prompt", "messages", "max_tokens", "temperature", "stream", "top_p", "top_k", "min_p",
-    "repetition_penalty", "stream_options",
+    "model",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "temperature",
+    "stream",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stream_options",
 ];
 
 fn raw(text: &str) -> Event {
@@ -105,160 +114,296 @@ const fn form(name: &'static str, from: &'static str, bend: Bend) -> Form {
 }
 
 pub const FORMS: &[Form] = &[
-    form("empty choices first", "meilisearch#6477, llmeter#34", Bend::Events(|at, event| {
-        opened(at, event, vec![Event::Json(with(event, "choices", json!([])))])
-    })),
-    form("a first event as of Azure", "mentat#429, litellm#27971", Bend::Events(|at, event| {
-        let azure = json!({"choices": [], "created": 0, "id": "", "model": "", "object": "",
+    form(
+        "empty choices first",
+        "meilisearch#6477, llmeter#34",
+        Bend::Events(|at, event| opened(at, event, vec![Event::Json(with(event, "choices", json!([])))])),
+    ),
+    form(
+        "a first event as of Azure",
+        "mentat#429, litellm#27971",
+        Bend::Events(|at, event| {
+            let azure = json!({"choices": [], "created": 0, "id": "", "model": "", "object": "",
             "prompt_filter_results": [{"prompt_index": 0, "content_filter_results": {}}]});
-        opened(at, event, vec![Event::Json(azure)])
-    })),
-    form("a ping first", "litellm#27971", Bend::Events(|at, event| {
-        opened(at, event, vec![raw(r#"data: {"type":"ping"}"#)])
-    })),
-    form("a ping at every event", "fleet heartbeats", Bend::Events(|_, event| {
-        vec![raw(r#"data: {"type":"ping"}"#), same(event)]
-    })),
-    form("a named ping amid", "anthropic style", Bend::Events(|at, event| {
-        amid(at, event, vec![raw("event: ping\ndata: {\"type\": \"ping\"}")])
-    })),
+            opened(at, event, vec![Event::Json(azure)])
+        }),
+    ),
+    form(
+        "a ping first",
+        "litellm#27971",
+        Bend::Events(|at, event| opened(at, event, vec![raw(r#"data: {"type":"ping"}"#)])),
+    ),
+    form(
+        "a ping at every event",
+        "fleet heartbeats",
+        Bend::Events(|_, event| vec![raw(r#"data: {"type":"ping"}"#), same(event)]),
+    ),
+    form(
+        "a named ping amid",
+        "anthropic style",
+        Bend::Events(|at, event| amid(at, event, vec![raw("event: ping\ndata: {\"type\": \"ping\"}")])),
+    ),
     form("empty data first", "Portkey#1629", Bend::Events(|at, event| opened(at, event, vec![raw("data:")]))),
     form("empty data amid", "Portkey#1629", Bend::Events(|at, event| amid(at, event, vec![raw("data: ")]))),
-    form("an empty object first", "Portkey#1629", Bend::Events(|at, event| {
-        opened(at, event, vec![raw("data: {}")])
-    })),
+    form(
+        "an empty object first",
+        "Portkey#1629",
+        Bend::Events(|at, event| opened(at, event, vec![raw("data: {}")])),
+    ),
     form("null first", "Portkey#1629", Bend::Events(|at, event| opened(at, event, vec![raw("data: null")]))),
     form("null amid", "Portkey#1629", Bend::Events(|at, event| amid(at, event, vec![raw("data: null")]))),
-    form("a number and a list first", "of this kind", Bend::Events(|at, event| {
-        opened(at, event, vec![raw("data: 7"), raw("data: []"), raw("data: \"[DONE]\"")])
-    })),
-    form("a word first", "heartbeats as data", Bend::Events(|at, event| {
-        opened(at, event, vec![raw("data: heartbeat")])
-    })),
-    form("null choices first", "of this kind", Bend::Events(|at, event| {
-        opened(at, event, vec![Event::Json(with(event, "choices", Value::Null))])
-    })),
-    form("no choices amid", "of this kind", Bend::Events(|at, event| {
-        amid(at, event, vec![raw(r#"data: {"object":"guardrails","hook_results":[{"ok":true}]}"#)])
-    })),
-    form("empty choices amid", "azure asynchronous filters", Bend::Events(|at, event| {
-        amid(at, event, vec![Event::Json(with(event, "choices", json!([])))])
-    })),
-    form("a foreign event name", "Portkey hooks", Bend::Events(|at, event| {
-        opened(at, event, vec![raw("event: hook_results\ndata: {\"before\":[{\"verdict\":true}]}")])
-    })),
-    form("foreign events after the end", "of this kind", Bend::Events(|_, event| {
-        let ends = event["choices"][0]["finish_reason"].is_string();
-        let mut all = vec![same(event)];
-        if ends {
-            all.push(raw(r#"data: {"type":"summary","latency_ms":12}"#));
-        }
-        all
-    })),
-    form("an empty error at every event", "of this kind", Bend::Events(|_, event| {
-        vec![Event::Json(with(event, "error", json!({})))]
-    })),
-    form("an error text without content", "of this kind", Bend::Events(|_, event| {
-        vec![Event::Json(with(event, "error", json!("")))]
-    })),
-    form("an empty finish reason", "sglang#3912, ollama#4357", Bend::Events(|_, event| {
-        unfinished(event, &json!(""))
-    })),
-    form("the finish reason null as text", "AIShell#350", Bend::Events(|_, event| {
-        unfinished(event, &json!("null"))
-    })),
-    form("the finish reason None", "of this kind", Bend::Events(|_, event| unfinished(event, &json!("None")))),
-    form("the finish reason false", "of this kind", Bend::Events(|_, event| unfinished(event, &json!(false)))),
-    form("zero values of Go", "qualcomm/GenieX#1243", Bend::Events(|_, event| {
-        let mut all = unfinished(event, &json!(""));
-        if let Some(Event::Json(event)) = all.first_mut() {
-            event.as_object_mut().unwrap().shift_remove("usage");
-            for choice in event["choices"].as_array_mut().into_iter().flatten() {
-                let choice = choice.as_object_mut().unwrap();
-                for name in ["token_ids", "prompt_token_ids"] {
-                    choice.shift_remove(name);
+    form(
+        "a number and a list first",
+        "of this kind",
+        Bend::Events(|at, event| {
+            opened(at, event, vec![raw("data: 7"), raw("data: []"), raw("data: \"[DONE]\"")])
+        }),
+    ),
+    form(
+        "a word first",
+        "heartbeats as data",
+        Bend::Events(|at, event| opened(at, event, vec![raw("data: heartbeat")])),
+    ),
+    form(
+        "null choices first",
+        "of this kind",
+        Bend::Events(|at, event| opened(at, event, vec![Event::Json(with(event, "choices", Value::Null))])),
+    ),
+    form(
+        "no choices amid",
+        "of this kind",
+        Bend::Events(|at, event| {
+            amid(at, event, vec![raw(r#"data: {"object":"guardrails","hook_results":[{"ok":true}]}"#)])
+        }),
+    ),
+    form(
+        "empty choices amid",
+        "azure asynchronous filters",
+        Bend::Events(|at, event| amid(at, event, vec![Event::Json(with(event, "choices", json!([])))])),
+    ),
+    form(
+        "a foreign event name",
+        "Portkey hooks",
+        Bend::Events(|at, event| {
+            opened(at, event, vec![raw("event: hook_results\ndata: {\"before\":[{\"verdict\":true}]}")])
+        }),
+    ),
+    form(
+        "foreign events after the end",
+        "of this kind",
+        Bend::Events(|_, event| {
+            let ends = event["choices"][0]["finish_reason"].is_string();
+            let mut all = vec![same(event)];
+            if ends {
+                all.push(raw(r#"data: {"type":"summary","latency_ms":12}"#));
+            }
+            all
+        }),
+    ),
+    form(
+        "an empty error at every event",
+        "of this kind",
+        Bend::Events(|_, event| vec![Event::Json(with(event, "error", json!({})))]),
+    ),
+    form(
+        "an error text without content",
+        "of this kind",
+        Bend::Events(|_, event| vec![Event::Json(with(event, "error", json!("")))]),
+    ),
+    form(
+        "an empty finish reason",
+        "sglang#3912, ollama#4357",
+        Bend::Events(|_, event| unfinished(event, &json!(""))),
+    ),
+    form(
+        "the finish reason null as text",
+        "AIShell#350",
+        Bend::Events(|_, event| unfinished(event, &json!("null"))),
+    ),
+    form(
+        "the finish reason None",
+        "of this kind",
+        Bend::Events(|_, event| unfinished(event, &json!("None"))),
+    ),
+    form(
+        "the finish reason false",
+        "of this kind",
+        Bend::Events(|_, event| unfinished(event, &json!(false))),
+    ),
+    form(
+        "zero values of Go",
+        "qualcomm/GenieX#1243",
+        Bend::Events(|_, event| {
+            let mut all = unfinished(event, &json!(""));
+            if let Some(Event::Json(event)) = all.first_mut() {
+                event.as_object_mut().unwrap().shift_remove("usage");
+                for choice in event["choices"].as_array_mut().into_iter().flatten() {
+                    let choice = choice.as_object_mut().unwrap();
+                    for name in ["token_ids", "prompt_token_ids"] {
+                        choice.shift_remove(name);
+                    }
                 }
             }
-        }
-        all
-    })),
-    form("no finish reason", "bifrost#7397, vllm#19650", Bend::Events(|_, event| {
-        chosen(event, |choice| drop(choice.as_object_mut().unwrap().shift_remove("finish_reason")))
-    })),
+            all
+        }),
+    ),
+    form(
+        "no finish reason",
+        "bifrost#7397, vllm#19650",
+        Bend::Events(|_, event| {
+            chosen(event, |choice| drop(choice.as_object_mut().unwrap().shift_remove("finish_reason")))
+        }),
+    ),
     form("every event stops", "of this kind", Bend::Events(|_, event| unfinished(event, &json!("stop")))),
-    form("no finish reason, and no end", "of this kind", Bend::Events(|_, event| {
-        if is_usage(event) { vec![] } else { unfinished(event, &json!("")) }
-    })),
-    form("no usage", "openrouter", Bend::Events(|_, event| {
-        if is_usage(event) {
-            return vec![];
-        }
-        let mut event = event.clone();
-        event.as_object_mut().unwrap().shift_remove("usage");
-        vec![Event::Json(event)]
-    })),
-    form("usage beside null choices", "of this kind", Bend::Events(|_, event| {
-        vec![if is_usage(event) { Event::Json(with(event, "choices", Value::Null)) } else { same(event) }]
-    })),
-    form("a damaged event amid", "vllm#27336", Bend::Events(|at, event| {
-        amid(at, event, vec![raw(r#"data: {"id":"x","choices":[{"index":0,"te"#)])
-    })),
-    form("a damaged event first", "of this kind", Bend::Events(|at, event| {
-        opened(at, event, vec![raw(r#"data: {"id":"x","choices":[{"index":0,"te"#)])
-    })),
-    form("a huge event first", "vllm#27336, term-llm#298", Bend::Events(|at, event| {
-        vec![if at == 0 { Event::Json(with(event, "pad", "x".repeat(3 << 20).into())) } else { same(event) }]
-    })),
-    form("a huge event amid", "open-webui#24928", Bend::Events(|at, event| {
-        vec![if at == 2 { Event::Json(with(event, "pad", "x".repeat(3 << 20).into())) } else { same(event) }]
-    })),
-    form("an enormous event first", "of this kind", Bend::Events(|at, event| {
-        opened(at, event, vec![raw(&format!("data: {{\"pad\":\"{}\"}}", "x".repeat(12 << 20)))])
-    })),
-    form("an enormous event amid", "of this kind", Bend::Events(|at, event| {
-        amid(at, event, vec![raw(&format!("data: {{\"pad\":\"{}\"}}", "x".repeat(12 << 20)))])
-    })),
-    form("choices that are no list", "of this kind", Bend::Events(|at, event| {
-        amid(at, event, vec![Event::Json(json!({"choices": {"0": {"text": ""}}}))])
-    })),
-    form("renamed from event to event", "mentat#429", Bend::Events(|at, event| {
-        vec![Event::Json(with(event, "model", if at == 0 { json!("") } else { json!("gateway/m") }))]
-    })),
-    form("another model at every event", "of this kind", Bend::Events(|at, event| {
-        vec![Event::Json(with(event, "model", format!("m-{at}").into()))]
-    })),
-    form("another fingerprint at every event", "of this kind", Bend::Events(|at, event| {
-        vec![Event::Json(with(event, "system_fingerprint", format!("fp_{at}").into()))]
-    })),
-    form("another fingerprint first", "of this kind", Bend::Events(|at, event| {
-        vec![if at == 0 { Event::Json(with(event, "system_fingerprint", "fp_x".into())) } else { same(event) }]
-    })),
-    form("no fingerprint first", "of this kind", Bend::Events(|at, event| {
-        let mut event = event.clone();
-        if at == 0 {
-            event.as_object_mut().unwrap().shift_remove("system_fingerprint");
-        }
-        vec![Event::Json(event)]
-    })),
-    form("another id at every event", "of this kind", Bend::Events(|at, event| {
-        vec![Event::Json(with(event, "id", format!("chatcmpl-{at}").into()))]
-    })),
-    form("comments at every event", "openrouter", Bend::Events(|_, event| {
-        vec![raw(": PROCESSING"), same(event)]
-    })),
-    form("text without its ids", "gateways that rebuild events", Bend::Events(|_, event| {
-        chosen(event, |choice| {
-            let choice = choice.as_object_mut().unwrap();
-            choice.shift_remove("token_ids");
-            choice.shift_remove("prompt_token_ids");
-        })
-    })),
-    form("the end of a line is CRLF", "apisix", Bend::Bytes(|bytes| {
-        String::from_utf8_lossy(bytes).replace('\n', "\r\n").into_bytes()
-    })),
-    form("no space behind data", "TGI", Bend::Bytes(|bytes| {
-        String::from_utf8_lossy(bytes).replace("data: ", "data:").into_bytes()
-    })),
+    form(
+        "no finish reason, and no end",
+        "of this kind",
+        Bend::Events(|_, event| if is_usage(event) { vec![] } else { unfinished(event, &json!("")) }),
+    ),
+    form(
+        "no usage",
+        "openrouter",
+        Bend::Events(|_, event| {
+            if is_usage(event) {
+                return vec![];
+            }
+            let mut event = event.clone();
+            event.as_object_mut().unwrap().shift_remove("usage");
+            vec![Event::Json(event)]
+        }),
+    ),
+    form(
+        "usage beside null choices",
+        "of this kind",
+        Bend::Events(|_, event| {
+            vec![if is_usage(event) { Event::Json(with(event, "choices", Value::Null)) } else { same(event) }]
+        }),
+    ),
+    form(
+        "a damaged event amid",
+        "vllm#27336",
+        Bend::Events(|at, event| amid(at, event, vec![raw(r#"data: {"id":"x","choices":[{"index":0,"te"#)])),
+    ),
+    form(
+        "a damaged event first",
+        "of this kind",
+        Bend::Events(|at, event| {
+            opened(at, event, vec![raw(r#"data: {"id":"x","choices":[{"index":0,"te"#)])
+        }),
+    ),
+    form(
+        "a huge event first",
+        "vllm#27336, term-llm#298",
+        Bend::Events(|at, event| {
+            vec![if at == 0 {
+                Event::Json(with(event, "pad", "x".repeat(3 << 20).into()))
+            } else {
+                same(event)
+            }]
+        }),
+    ),
+    form(
+        "a huge event amid",
+        "open-webui#24928",
+        Bend::Events(|at, event| {
+            vec![if at == 2 {
+                Event::Json(with(event, "pad", "x".repeat(3 << 20).into()))
+            } else {
+                same(event)
+            }]
+        }),
+    ),
+    form(
+        "an enormous event first",
+        "of this kind",
+        Bend::Events(|at, event| {
+            opened(at, event, vec![raw(&format!("data: {{\"pad\":\"{}\"}}", "x".repeat(12 << 20)))])
+        }),
+    ),
+    form(
+        "an enormous event amid",
+        "of this kind",
+        Bend::Events(|at, event| {
+            amid(at, event, vec![raw(&format!("data: {{\"pad\":\"{}\"}}", "x".repeat(12 << 20)))])
+        }),
+    ),
+    form(
+        "choices that are no list",
+        "of this kind",
+        Bend::Events(|at, event| amid(at, event, vec![Event::Json(json!({"choices": {"0": {"text": ""}}}))])),
+    ),
+    form(
+        "renamed from event to event",
+        "mentat#429",
+        Bend::Events(|at, event| {
+            vec![Event::Json(with(event, "model", if at == 0 { json!("") } else { json!("gateway/m") }))]
+        }),
+    ),
+    form(
+        "another model at every event",
+        "of this kind",
+        Bend::Events(|at, event| vec![Event::Json(with(event, "model", format!("m-{at}").into()))]),
+    ),
+    form(
+        "another fingerprint at every event",
+        "of this kind",
+        Bend::Events(|at, event| {
+            vec![Event::Json(with(event, "system_fingerprint", format!("fp_{at}").into()))]
+        }),
+    ),
+    form(
+        "another fingerprint first",
+        "of this kind",
+        Bend::Events(|at, event| {
+            vec![if at == 0 {
+                Event::Json(with(event, "system_fingerprint", "fp_x".into()))
+            } else {
+                same(event)
+            }]
+        }),
+    ),
+    form(
+        "no fingerprint first",
+        "of this kind",
+        Bend::Events(|at, event| {
+            let mut event = event.clone();
+            if at == 0 {
+                event.as_object_mut().unwrap().shift_remove("system_fingerprint");
+            }
+            vec![Event::Json(event)]
+        }),
+    ),
+    form(
+        "another id at every event",
+        "of this kind",
+        Bend::Events(|at, event| vec![Event::Json(with(event, "id", format!("chatcmpl-{at}").into()))]),
+    ),
+    form(
+        "comments at every event",
+        "openrouter",
+        Bend::Events(|_, event| vec![raw(": PROCESSING"), same(event)]),
+    ),
+    form(
+        "text without its ids",
+        "gateways that rebuild events",
+        Bend::Events(|_, event| {
+            chosen(event, |choice| {
+                let choice = choice.as_object_mut().unwrap();
+                choice.shift_remove("token_ids");
+                choice.shift_remove("prompt_token_ids");
+            })
+        }),
+    ),
+    form(
+        "the end of a line is CRLF",
+        "apisix",
+        Bend::Bytes(|bytes| String::from_utf8_lossy(bytes).replace('\n', "\r\n").into_bytes()),
+    ),
+    form(
+        "no space behind data",
+        "TGI",
+        Bend::Bytes(|bytes| String::from_utf8_lossy(bytes).replace("data: ", "data:").into_bytes()),
+    ),
     form("ids and retries", "of this kind", Bend::Bytes(|bytes| [b"id: 7\nretry: 3000\n", bytes].concat())),
     form("no content type", "private-ml-sdk#20", Bend::Label("")),
     form("plain text", "ramalama#2837", Bend::Label("text/plain; charset=utf-8")),

@@ -83,14 +83,19 @@ async fn serve(mut client: Wire, engine: SocketAddr, bend: Bend, generations: Ar
         _ => (body, ""),
     };
     let lines = lines(&head, &["content-length", "transfer-encoding", "connection"]);
-    let head = format!("{}\r\n{lines}{coding}content-length: {}\r\nconnection: close\r\n\r\n", head.line, body.len());
+    let head = format!(
+        "{}\r\n{lines}{coding}content-length: {}\r\nconnection: close\r\n\r\n",
+        head.line,
+        body.len()
+    );
     client.try_send([head.as_bytes(), &body].concat()).await;
 }
 
 fn forwarded(request: &Message) -> Vec<u8> {
     let lines = lines(&request.head, &["connection", "transfer-encoding", "content-length"]);
     let length = request.body.len();
-    let head = format!("{}\r\n{lines}content-length: {length}\r\nconnection: close\r\n\r\n", request.head.line);
+    let head =
+        format!("{}\r\n{lines}content-length: {length}\r\nconnection: close\r\n\r\n", request.head.line);
     [head.as_bytes(), &request.body].concat()
 }
 

@@ -34,7 +34,11 @@ async fn each_of_sixty_bad_files_is_reported_exactly_and_none_changes_anything()
         let shown = |error: &Value| {
             let line = error["line"].as_u64().filter(|&line| line > 0);
             let line = line.map_or(String::new(), |line| format!(":{line}"));
-            format!("f{line}: {}: {}", error["path"].as_str().unwrap(), error["message"].as_str().unwrap())
+            let message = error["message"].as_str().unwrap();
+            match error["path"].as_str().unwrap() {
+                "(document)" => format!("f{line}: {message}"),
+                path => format!("f{line}: {path}: {message}"),
+            }
         };
         let found = refused.json()["errors"].as_array().unwrap().clone();
         assert!(found.iter().all(|error| error["file"] == json!(file)), "{found:?}");
