@@ -24,7 +24,7 @@ use crate::transparent::engines::{ENGINES, Engine};
 use crate::transparent::modes::MODES;
 use crate::wire::{Message, PATIENCE, Wire, post};
 
-/// What a client reads in an answer.
+/// The content of an answer, as a client reads it.
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     status: u16,

@@ -70,7 +70,7 @@ impl Confirmation {
         let greedy = sampling.temperature == 0.0
             && (sampling.set_by_client.has(F::Temperature) || !doubts(F::Temperature.name()));
         let needed = |field: &F| {
-            !sampling.set_by_client.has(*field) && !(greedy && matches!(field, F::TopP | F::TopK | F::MinP))
+            !(sampling.set_by_client.has(*field) || greedy && matches!(field, F::TopP | F::TopK | F::MinP))
         };
         let open = F::ALL.into_iter().filter(needed).map(F::name).find(|name| doubts(name));
         open.or_else(|| (doubts(END_TOKENS) && !sampling.ignore_eos).then_some(END_TOKENS))
@@ -206,7 +206,7 @@ impl Confirmer {
     }
 
     /// The next call; `None`: all is decided, or the calls are used up.
-    pub fn next(&mut self) -> Option<Asked> {
+    pub fn next_call(&mut self) -> Option<Asked> {
         if self.found.calls >= CALLS {
             return None;
         }
@@ -418,7 +418,7 @@ fn wrong(field: F, own: f64) -> [Option<f64>; 2] {
         F::PresencePenalty => own - 0.5,
         F::FrequencyPenalty if own < 1.0 => own + 0.3,
         F::FrequencyPenalty => own - 0.3,
-        F::RepetitionPenalty => own * 1.04,
+        F::RepetitionPenalty => own * 1.15,
     };
     [Some(near), Some(neutral).filter(|neutral| (neutral - own).abs() > 0.0)]
 }

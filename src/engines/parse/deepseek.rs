@@ -215,12 +215,12 @@ impl Deepseek {
             let Some(known) = self.known.get_mut(index) else { return Parsed::default() };
             let text = |from| self.portion.text.get(from..end).unwrap_or("");
             if self.known_from == Some(start) {
-                delta.arguments = text(start + known.len()).to_owned();
+                text(start + known.len()).clone_into(&mut delta.arguments);
                 known.push_str(&delta.arguments);
             } else {
                 let arguments = text(start);
                 steps::read(arguments.len());
-                delta.arguments = arguments.strip_prefix(known.as_str()).unwrap_or("").to_owned();
+                arguments.strip_prefix(known.as_str()).unwrap_or("").clone_into(&mut delta.arguments);
                 arguments.clone_into(known);
                 self.known_from = Some(start);
             }

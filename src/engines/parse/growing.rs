@@ -49,17 +49,16 @@ impl ValueSearch {
                     self.read += found + self.key.len();
                     self.expects = Expects::Colon(self.read);
                 }
-                Expects::Colon(end) => match self.skip(rest)? {
-                    ':' => {
+                Expects::Colon(end) => {
+                    if self.skip(rest)? == ':' {
                         self.read += 1;
                         self.expects = Expects::Value;
-                    }
-                    // The quote may begin another key.
-                    _ => {
+                    } else {
+                        // The quote may begin another key.
                         self.read = end - 1;
                         self.expects = Expects::Key;
                     }
-                },
+                }
                 Expects::Value => {
                     self.skip(rest)?;
                     self.expects = Expects::Key;

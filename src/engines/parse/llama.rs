@@ -142,21 +142,17 @@ impl Llama {
             self.is_sure &= !self.end.is_beyond();
             return false;
         }
-        match python::load_first(object) {
-            Ok(found) => {
-                let rest = found.rest.to_owned();
-                self.is_sure &= found.is_plain;
-                self.call(found.value, parsed);
-                self.open = rest;
-                (self.end, self.has_no_first_name, self.blank) = (EndSearch::default(), false, 0);
-                true
-            }
-            // What is there already is no JSON, and no more text makes it some.
-            Err(_) => {
-                self.is_sure = false;
-                false
-            }
-        }
+        let Ok(found) = python::load_first(object) else {
+            // The text so far is no JSON, and no more text makes it some.
+            self.is_sure = false;
+            return false;
+        };
+        let rest = found.rest.to_owned();
+        self.is_sure &= found.is_plain;
+        self.call(found.value, parsed);
+        self.open = rest;
+        (self.end, self.has_no_first_name, self.blank) = (EndSearch::default(), false, 0);
+        true
     }
 
     /// A call that has ended.

@@ -330,17 +330,14 @@ impl Configured {
         if before == mode {
             return;
         }
-        match &self.process.mode_source {
-            Some(source) => {
-                tracing::info!(
-                    mode = mode.name(),
-                    "{source} sets the mode: that of the config file has no effect"
-                );
-            }
-            None => {
-                shared.modes.set_base(mode);
-                tracing::info!(mode = mode.name(), "the config file sets another mode");
-            }
+        if let Some(source) = &self.process.mode_source {
+            tracing::info!(
+                mode = mode.name(),
+                "{source} sets the mode: that of the config file has no effect"
+            );
+        } else {
+            shared.modes.set_base(mode);
+            tracing::info!(mode = mode.name(), "the config file sets another mode");
         }
     }
 

@@ -61,10 +61,11 @@ pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>, body: &[
     };
     tracing::info!(tenant, texts = gone, "texts cleared through the admin API");
     let fleet = in_fleet(corpus, &tenant).await;
-    let mut answer = json!({ "tenant": tenant, "texts": gone });
-    if !fleet.is_null() {
-        answer["fleet"] = fleet;
-    }
+    let answer = if fleet.is_null() {
+        json!({ "tenant": tenant, "texts": gone })
+    } else {
+        json!({ "tenant": tenant, "texts": gone, "fleet": fleet })
+    };
     json_response(StatusCode::OK, &answer)
 }
 

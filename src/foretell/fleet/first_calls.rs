@@ -20,9 +20,9 @@ const UNREADABLE: u32 = 100;
 /// Maximum credit: unreadable answers in a row before requests are passed through.
 const MOST: u32 = 2 * UNREADABLE;
 /// The first pause; doubled after each failed trial.
-const FIRST_PAUSE: Duration = Duration::from_secs(300);
+const FIRST_PAUSE: Duration = Duration::from_mins(5);
 /// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 /// The first calls to one replica, by route.
 #[derive(Debug)]

@@ -453,17 +453,15 @@ impl Sink {
         self.counted(&delta);
         let bytes = match &self.frame {
             Some(frame) if self.parts.is_none() && listed.is_null() => frame.around(&delta.parsed.text),
-            _ => match self.chunk(&delta, None) {
-                Some(mut chunk) => {
-                    say_logprobs(&mut chunk, listed);
-                    self.say_running(&mut chunk);
-                    sse::encode_json(&chunk).into()
-                }
-                None => {
+            _ => {
+                let Some(mut chunk) = self.chunk(&delta, None) else {
                     self.unwritten |= self.template.is_none() && !delta.parsed.is_empty();
                     return Ok(());
-                }
-            },
+                };
+                say_logprobs(&mut chunk, listed);
+                self.say_running(&mut chunk);
+                sse::encode_json(&chunk).into()
+            }
         };
         self.took = Some(begun.elapsed());
         self.send(Frame::data(bytes)).await

@@ -7,8 +7,8 @@ use super::limits::{FAILED, TOO_LARGE, WITHIN, spawn};
 use super::{Next, Place, Stop};
 use foretell_core::units::TokenId;
 
-/// Maximum time that an output spends in its grammar: this, and as much more for each token. A usual
-/// grammar takes a tenth of a millisecond a token.
+/// Maximum time that an output spends in its grammar: this, and as much more for each token. A
+/// usual grammar takes a tenth of a millisecond a token.
 const OUTPUT: Duration = Duration::from_secs(10);
 const TOKEN: Duration = Duration::from_millis(5);
 

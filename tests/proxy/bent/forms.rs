@@ -16,7 +16,7 @@ pub struct Form {
     pub from: &'static str,
 }
 
-/// What a form does.
+/// The effect of a form.
 #[derive(Clone, Copy)]
 pub enum Bend {
     /// To the event of this number from 0: the events to send in its place.
@@ -185,7 +185,7 @@ pub const FORMS: &[Form] = &[
         "a foreign event name",
         "Portkey hooks",
         Bend::Events(|at, event| {
-            opened(at, event, vec![raw("event: hook_results\ndata: {\"before\":[{\"verdict\":true}]}")])
+            opened(at, event, vec![raw("event: hook_results\ndata: {\"before\":[{\"passed\":true}]}")])
         }),
     ),
     form(

@@ -85,7 +85,7 @@ async fn nothing_is_lost(engine: &'static Engine) {
     scene.is("silent").await;
     for (series, value) in [("up", 0.0), ("silent", 1.0), ("breaker_state", 2.0)] {
         let line = format!("foretell_replica_{series}{{replica=\"b/0\"}}");
-        assert_eq!(metric(admin, &line).await, value, "{}: {series}", engine.name);
+        assert!((metric(admin, &line).await - value).abs() < 0.5, "{}: {series}", engine.name);
     }
     let shown = scene.replica().await;
     assert_eq!((&shown["up"], &shown["breaker"]), (&json!(false), &json!("open")));
@@ -99,10 +99,10 @@ async fn nothing_is_lost(engine: &'static Engine) {
     scene.freezer.thaw();
     scene.is("ready").await;
     assert_eq!(scene.out().await, json!([]));
-    assert_eq!(metric(admin, "foretell_replica_up{replica=\"b/0\"}").await, 1.0);
+    assert!(metric(admin, "foretell_replica_up{replica=\"b/0\"}").await > 0.5);
     for (to, changes) in [("open", 1.0), ("closed", 1.0)] {
         let line = format!("foretell_replica_breaker_transitions_total{{replica=\"b/0\",to=\"{to}\"}}");
-        assert_eq!(metric(admin, &line).await, changes, "{}: {to}", engine.name);
+        assert!((metric(admin, &line).await - changes).abs() < 0.5, "{}: {to}", engine.name);
     }
     assert_eq!(waiting.head().await.unwrap().status(), 200, "{}", engine.name);
     let through = Answer::read(&scene.ask(1500), stream.body(head).await.unwrap());

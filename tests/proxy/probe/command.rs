@@ -159,7 +159,7 @@ fn the_time_of_a_probe_is_that_of_the_proxy_s_own_unless_it_is_given() {
         line.map(|line| line.probe.within).map_err(|error| error.to_string())
     };
     assert_eq!(within(&[]), Ok(foretell::config::process::Probe::default().within));
-    assert_eq!(within(&["--within", "60s"]), Ok(Duration::from_secs(60)));
+    assert_eq!(within(&["--within", "60s"]), Ok(Duration::from_mins(1)));
     let refused = within(&["--within", "60"]).unwrap_err();
     assert!(refused.contains("60 has no unit; write for example 200ms, 30s, 5m or 1h"), "{refused}");
     assert!(within(&["--within", "0s"]).unwrap_err().contains("more than 0"));

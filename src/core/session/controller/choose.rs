@@ -161,7 +161,7 @@ impl SpeculationController {
         inputs: &ChoiceInputs<'_, '_>,
     ) -> bool {
         if inputs.state.speculating {
-            return self.streak.is_some_and(|streak| streak.tries())
+            return self.streak.is_some_and(Streak::tries)
                 || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
         let known = |drafter| inputs.learnt.survival.evidence(self.bucket, drafter) >= EVIDENCE;

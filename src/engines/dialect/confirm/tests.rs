@@ -60,14 +60,14 @@ impl Server {
             return Some((400, b"n must be 1 when using greedy sampling".to_vec()));
         }
         let bias = body["logit_bias"].as_object().filter(|bias| bias.len() == 1);
-        let choice = |index: u64| match bias {
-            Some(bias) => self.ended(bias.keys().next().unwrap().parse().unwrap(), &body),
-            None => {
-                let text = format!("{fields:?} {} {index} {}", body["seed"], self.odd.contains(&self.calls));
-                let tokens =
-                    text.bytes().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
-                json!({ "index": index, "token_ids": [tokens], "finish_reason": "length" })
+        let choice = |index: u64| {
+            if let Some(bias) = bias {
+                return self.ended(bias.keys().next().unwrap().parse().unwrap(), &body);
             }
+            let text = format!("{fields:?} {} {index} {}", body["seed"], self.odd.contains(&self.calls));
+            let tokens =
+                text.bytes().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+            json!({ "index": index, "token_ids": [tokens], "finish_reason": "length" })
         };
         // In another order than that of their numbers.
         let choices: Vec<Value> = (0..n).rev().map(choice).collect();
@@ -102,7 +102,7 @@ fn confirmed_idle(file: &str, server: &mut Server, idle: bool) -> Engine {
     let text: Vec<TokenId> = (0..200).map(|at| at * 7 % 101).collect();
     let mut engine = engine();
     let mut confirmer = Confirmer::new(&engine, config(file), &text, u64::MAX / 3);
-    while let Some(asked) = confirmer.next() {
+    while let Some(asked) = confirmer.next_call() {
         let heard = if asked.idle && !idle { None } else { server.answer(&asked.call) };
         confirmer.take(heard);
     }
@@ -224,7 +224,7 @@ fn a_field_that_no_seed_decides_is_not_confirmed() {
 fn what_was_not_asked_is_not_confirmed() {
     let mut engine = engine();
     let mut confirmer = Confirmer::new(&engine, config(FILE), &[5, 6, 7], 1);
-    assert!(confirmer.next().is_some());
+    assert!(confirmer.next_call().is_some());
     confirmer.end(&mut engine);
     let found = engine.confirmation.clone().unwrap();
     assert_eq!((found.contradicted.len(), found.unconfirmed.len()), (0, F::ALL.len() + 2));

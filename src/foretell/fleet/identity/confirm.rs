@@ -72,7 +72,7 @@ pub async fn confirm(
     let Some(mut confirmer) = codec.confirmer(engine, &config, &text, seed) else { return Ok(()) };
     let until = Instant::now() + WITHIN;
     while Instant::now() < until
-        && let Some(asked) = confirmer.next()
+        && let Some(asked) = confirmer.next_call()
     {
         let heard = async {
             if asked.idle && !probe::is_idle(replica, engine, &mut 0).await {

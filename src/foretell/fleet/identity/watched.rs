@@ -299,11 +299,10 @@ impl Watched {
             Some((_, pause)) => Some((Instant::now(), (pause * 2).min(AGAIN.1))),
         };
         let replica = self.replica.label();
-        match confirmation.problem() {
-            Some(problem) => {
-                tracing::warn!(replica, calls = confirmation.calls, problem, "sampling defaults are in doubt")
-            }
-            None => tracing::info!(replica, calls = confirmation.calls, "sampling defaults confirmed"),
+        if let Some(problem) = confirmation.problem() {
+            tracing::warn!(replica, calls = confirmation.calls, problem, "sampling defaults are in doubt");
+        } else {
+            tracing::info!(replica, calls = confirmation.calls, "sampling defaults confirmed");
         }
     }
 

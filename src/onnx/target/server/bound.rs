@@ -46,7 +46,7 @@ impl App {
         })
     }
 
-    /// What the grammar of a verify request allows behind its context and each node of its draft;
+    /// The tokens that the grammar of a verify request allows behind its context and each node of its draft;
     /// `None` if it has none.
     pub(super) fn behind(&self, ask: &VerifyAsk) -> Result<Option<Vec<Result<Next, String>>>, Refusal> {
         if ask.sampling.grammar.is_none() {
