@@ -274,4 +274,21 @@ mod tests {
         let flags = Flags { backend: Some("http://h:1".into()), listen: Some("127.0.0.1:0".into()), ..flags };
         assert!(load(&flags, &BTreeMap::new()).is_ok());
     }
+
+    #[test]
+    fn the_cause_for_which_a_tokenizer_is_none_is_named_with_the_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        assert_eq!(what_else(folder.path()), None);
+        put("tokenizer.model", "");
+        assert!(what_else(folder.path()).unwrap().contains("save_pretrained"));
+        put("tekken.json", "{}");
+        assert!(what_else(folder.path()).unwrap().contains("a tekken.json and no tokenizer.json"));
+        put("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+        for path in [folder.path().to_owned(), folder.path().join("tokenizer.json")] {
+            assert!(what_else(&path).unwrap().contains("git lfs pull"));
+        }
+        put("tokenizer.json", "{}");
+        assert_eq!(what_else(folder.path()), None);
+    }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::house::{ask, before, engine, forced, policy};
+use super::house::{PLAIN_REQUESTS, VERIFIES, ask, before, engine, forced, policy};
 use crate::client::Ask;
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Fault, Pace, When};
@@ -57,9 +57,13 @@ async fn an_answer_that_breaks_off_is_a_warning_with_replica_model_and_policy() 
     for mode in ["auto", "off"] {
         let proxy = before(&engine, &format!("mode: {mode}\n"), "", &forced("own")).await;
         engine.house.faults.clear();
-        engine.house.faults.always(When::any(), Fault::CutAfter(1));
+        engine.house.faults.at(When::path(PLAIN_REQUESTS), 0, Fault::CutAfter(3));
+        engine.house.faults.always(When::path(PLAIN_REQUESTS), Fault::CutAfter(0));
+        engine.house.faults.always(When::path(VERIFIES), Fault::Status(500));
         let asked = Ask { stream: true, ..ask(1) };
-        assert_eq!(asked.send(proxy.front, "").await.plain.status, 200, "{mode}");
+        let front = proxy.front;
+        // A relayed answer ends with its connection, which the client here takes for a fault.
+        let _ = tokio::spawn(async move { asked.send(front, "").await }).await;
         let line = line(&proxy, "\"level\":\"WARN\",\"id\"").await;
         assert_eq!((&line["level"], &line["status"]), (&json!("WARN"), &json!(200)), "{mode} {line}");
         assert_eq!(line["replica"], "toy/0", "{mode} {line}");
@@ -88,7 +92,7 @@ async fn another_model_at_a_known_address_is_a_warning_and_shown() {
     let first = engine(Pace::default()).await;
     let address = first.address;
     let proxy = before(&first, "", "", &forced("own")).await;
-    let request = format!("http://{address}/");
+    let url = format!("http://{address}/");
     assert!(proxy.get("/api/replicas").await.json()["replicas"][0]["model_changed"].is_null());
     drop(first);
     let mut options = Options { scale_out: true, ..Options::of("0.33.0") };
@@ -96,7 +100,7 @@ async fn another_model_at_a_known_address_is_a_warning_and_shown() {
     let _second = Fake::start_at(Vllm::new(options), address).await;
     let line = line(&proxy, "the model at this address changed").await;
     assert_eq!((&line["from"], &line["to"]), (&json!("toy"), &json!("other")), "{line}");
-    assert_eq!((&line["level"], &line["url"]), (&json!("WARN"), &json!(request)), "{line}");
+    assert_eq!((&line["level"], &line["url"]), (&json!("WARN"), &json!(url)), "{line}");
     let changed = &proxy.get("/api/replicas").await.json()["replicas"][0]["model_changed"];
     assert_eq!((&changed["from"], &changed["to"]), (&json!("toy"), &json!("other")));
     assert_eq!(lines(&proxy, "the model at this address changed").len(), 1);

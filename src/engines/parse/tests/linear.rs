@@ -3,7 +3,7 @@
 use super::*;
 
 /// Tokens that are repeated, in the shorter of two outputs.
-const MANY: usize = 2_500;
+const MANY: usize = 1_000;
 /// Times as many bytes that an output of twice the length may cost. Work that grows with the square
 /// costs four times as many.
 const MOST: u64 = 3;
@@ -92,7 +92,7 @@ fn twice_as_much_output_is_twice_as_much_work() {
     for golden in families() {
         let case = longest(golden);
         let length = case.tokens.len();
-        for cut in [0, length / 4, length / 2, length * 3 / 4, length] {
+        for cut in [0, length / 2, length * 3 / 4] {
             found.extend(PIECES.iter().filter_map(|piece| check(golden, &case, cut, (9_999, piece))));
         }
     }
