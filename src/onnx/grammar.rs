@@ -6,7 +6,7 @@
 //! place, and a client needs no masks of its own.
 //!
 //! A client writes the grammar, so it is never worked on by a thread that others wait for, and its
-//! size, time, memory and stack are limited ([`limits`]).
+//! size, time, memory and stack are limited (`grammar/limits.rs`).
 
 mod limits;
 mod walker;

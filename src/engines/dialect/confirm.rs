@@ -36,12 +36,15 @@ const PROMPT: usize = 12;
 const AMONG: usize = 16;
 /// The bias that leaves no other token: the largest that the API allows.
 const BIAS: i32 = 100;
+/// The bias of the tokens among which penalties are tried: a repetition penalty scales logits, and
+/// is felt by this much, but not so much that every value bars what it penalizes.
+const RAISED: i32 = 10;
 /// The temperature of a flat distribution: the highest that vLLM accepts.
 const FLAT: f64 = 2.0;
 /// Maximum number of ends that are tried.
 const ENDS: usize = 4;
 /// Maximum number of calls; about 30 are usual.
-const CALLS: u32 = 100;
+const CALLS: u32 = 60;
 
 /// Name of the ends of a text in `generation_config.json`.
 pub const END_TOKENS: &str = "eos_token_id";
@@ -395,8 +398,9 @@ impl Confirmer {
         body.insert("ignore_eos".into(), true.into());
         body.insert("seed".into(), (u64::from(self.seed) + 1000 * self.attempt as u64).into());
         if among {
-            let bias = self.among.iter().map(|id| (id.to_string(), json!(BIAS)));
+            let bias = self.among.iter().map(|id| (id.to_string(), json!(RAISED)));
             body.insert("logit_bias".into(), Value::Object(bias.collect()));
+            body.insert("allowed_token_ids".into(), json!(self.among));
         }
     }
 }
@@ -418,7 +422,7 @@ fn wrong(field: F, own: f64) -> [Option<f64>; 2] {
         F::PresencePenalty => own - 0.5,
         F::FrequencyPenalty if own < 1.0 => own + 0.3,
         F::FrequencyPenalty => own - 0.3,
-        F::RepetitionPenalty => own * 1.15,
+        F::RepetitionPenalty => own * 1.04,
     };
     [Some(near), Some(neutral).filter(|neutral| (neutral - own).abs() > 0.0)]
 }

@@ -54,8 +54,8 @@ pub fn finishes(event: &Value) -> bool {
     choices(event).iter().any(|choice| finish_reason(choice).is_some())
 }
 
-/// The error that an event reports, or is (`"object": "error"`, as engines wrote it once); `None` if
-/// it has no such member, or a placeholder.
+/// The error that an event reports, or is (`"object": "error"`, as engines wrote it once); `None`
+/// if it has no such member, or a placeholder.
 pub fn error(event: &Value) -> Option<&Value> {
     if event.get("object").is_some_and(|object| object == "error") {
         return Some(event);

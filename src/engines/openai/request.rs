@@ -154,8 +154,8 @@ pub struct PromptSize {
 }
 
 impl PromptSize {
-    /// Tokens that the prompt has in any case: text has at most eight bytes a token, but for runs of
-    /// the same character.
+    /// Tokens that the prompt has in any case: text has at most eight bytes a token, but for runs
+    /// of the same character.
     pub const fn at_least(self) -> usize {
         if self.exact { self.tokens } else { self.tokens / 2 }
     }

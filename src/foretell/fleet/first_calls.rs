@@ -44,7 +44,7 @@ pub struct PassedThrough {
     pub trial_in: Duration,
 }
 
-/// A first call under way. Without a verdict it decides nothing.
+/// A first call under way. Until its answer is read, it decides nothing.
 #[derive(Debug)]
 pub struct FirstCall {
     calls: Arc<FirstCalls>,
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_a_verdict_decides_nothing() {
+    fn a_call_that_is_dropped_decides_nothing() {
         let calls = Arc::new(FirstCalls::new("b/0"));
         calls.begin(Route::Chat).unwrap().unreadable("bent");
         let second = calls.begin(Route::Chat).unwrap();

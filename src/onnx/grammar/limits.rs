@@ -76,7 +76,7 @@ pub(super) fn check(json: &str, grammar: &Grammar) -> Result<(), String> {
     size.check()
 }
 
-/// What a grammar has of that for which compiling takes more than linear time.
+/// The parts of a grammar for which compiling takes more than linear time.
 #[derive(Default)]
 struct Size {
     quantifiers: usize,

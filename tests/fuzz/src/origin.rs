@@ -151,9 +151,10 @@ impl Turn<'_> {
         self.answers(vec![[b"data: ", &event[..], b"\n\ndata: [DONE]\n\n"].concat()], false);
         let begun = Instant::now();
         loop {
-            // The recorded server does not show its own penalties.
+            // The recorded server does not show its own defaults.
             let body = br#"{"model":"foretell-target","prompt":"x","temperature":0,"presence_penalty":0,
-                "frequency_penalty":0,"max_tokens":4,"stream":true}"#;
+                "frequency_penalty":0,"repetition_penalty":1,"top_p":1,"top_k":-1,"min_p":0,
+                "max_tokens":4,"stream":true}"#;
             let answer = self.post("/v1/completions", "", body);
             if String::from_utf8_lossy(&answer.head).contains("x-foretell-path: eligible") {
                 return;

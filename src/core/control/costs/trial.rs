@@ -34,8 +34,8 @@ impl Default for Trial {
 }
 
 impl Trial {
-    /// Notes a round of one of `ours` requests, the `number`th in a row; returns true if the pace is
-    /// to be measured again behind it.
+    /// Notes a round of one of `ours` requests, the `number`th in a row; returns true if the pace
+    /// is to be measured again behind it.
     pub fn round(&mut self, number: u32, ours: usize) -> bool {
         let Self::Rounds(rounds) = self else { return false };
         if ours > 1 {

@@ -250,7 +250,7 @@ fn a_chat_without_a_limit_is_not_speculated_on_where_the_limit_is_unknown() {
     let mut chat = request(&json!({"model": "m", "prompt": "x"}));
     chat.route = Route::Chat;
     let defaults = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
-    let known = Engine { renders: true, limit_known: true, ..defaults.clone() };
+    let known = Engine { limit_known: true, ..defaults.clone() };
     let limits = [&engine(), &defaults, &known].map(|engine| engine.limit(&chat));
     assert_eq!(limits, [MaxTokens::Unknown, MaxTokens::Unknown, MaxTokens::Context]);
     assert_eq!(Engine { max_tokens: Some(99), ..known.clone() }.limit(&chat), MaxTokens::Tokens(99));

@@ -20,7 +20,7 @@ const LAST: Duration = Duration::from_secs(1);
 /// Maximum wait for a sign that the end of a JSON answer's output is one.
 const UNCONFIRMED: Duration = Duration::from_secs(30);
 
-/// What follows the end that a first call has reported.
+/// The continuation behind the end that a first call has reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
     /// Nothing of the output.
@@ -145,8 +145,8 @@ impl SessionLoop {
     }
 
     /// The first call cannot be read on from here. A stream that goes on all the same reaches the
-    /// client as it comes; else the text goes on from its tokens, where that is exact. A JSON answer
-    /// for which neither is possible is asked for once more.
+    /// client as it comes; else the text goes on from its tokens, where that is exact. A JSON
+    /// answer for which neither is possible is asked for once more.
     async fn cannot_read(&mut self, id: ActionId, cause: String) {
         self.unreadable(&cause);
         let events = self.passing();

@@ -46,8 +46,8 @@ impl App {
         })
     }
 
-    /// The tokens that the grammar of a verify request allows behind its context and each node of its draft;
-    /// `None` if it has none.
+    /// The tokens that the grammar of a verify request allows behind its context and each node of
+    /// its draft; `None` if it has none.
     pub(super) fn behind(&self, ask: &VerifyAsk) -> Result<Option<Vec<Result<Next, String>>>, Refusal> {
         if ask.sampling.grammar.is_none() {
             return Ok(None);
