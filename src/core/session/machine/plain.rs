@@ -215,7 +215,8 @@ impl<W: Walk> Session<W> {
         possible && self.broken == 0 && !self.output.tokens().is_empty()
     }
 
-    /// As [`Self::goes_on_from`]; false if no plain request is in flight.
+    /// True if the output can go on exactly from its tokens, should the plain request in flight
+    /// break off; false if none is in flight.
     pub fn may_continue(&self) -> bool {
         self.flight.plain.is_some_and(|plain| self.goes_on_from(plain))
     }
