@@ -127,7 +127,7 @@ const IDLE_WITHIN: Duration = Duration::from_secs(5);
 /// Interval between two checks of its load.
 const LOOK_AT_LOAD: Duration = Duration::from_millis(500);
 
-/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that
+/// Waits for some seconds until no request runs or waits there; true if so. A server that
 /// reports no load counts as idle. `calls` is increased by the calls that this takes.
 pub async fn is_idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     let Some(path) = engine.load_path else { return true };
