@@ -20,16 +20,6 @@ use foretell_lab::sim::world::Mode;
 /// does meet them.
 const PENDING: &[(&str, &str)] = &[
     (
-        "friendly-16-on-70b",
-        "first tokens are 0.8 to 1.3 times as late as allowed, by the seed: 0.80 and 1.32 with seeds 1 and 2 before the \
-         trial of two rounds, 1.04 and 1.27 with it",
-    ),
-    (
-        "friendly-chat-70b",
-        "0.89 to 0.97 of the best fixed length over nine seeds (0.92 to 0.96 before the trial of two rounds; the means are \
-         0.944 and 0.945): where one of its few rounds meets a hiccup, the next ones come late",
-    ),
-    (
         "friendly-32-on-70b",
         "first tokens are 1.4 to 2.2 times as late as allowed at p95 (p50 is kept): 1.6 times as many prompts a second wait \
          for each other",
