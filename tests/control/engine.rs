@@ -114,26 +114,6 @@ fn the_speed_is_in_its_range(
     assert!(speculations > 0 || auto.drafting < 0.02 * seconds(&auto.served), "{seen}");
 }
 
-/// A server that is busy with other work while its first tokens are timed: next to them every round
-/// looks like a gain, and afterwards none is one.
-#[test]
-fn a_pace_of_a_busy_moment_pays_for_two_trial_rounds_and_no_more() {
-    let idle = Machine { token: 15.0, four: 12.0, call: 0.6, right: Some(0.4) };
-    let busy = Machine { token: 60.0, four: 12.0, ..idle };
-    let mut setup = idle.setup(FRESH, 6);
-    setup.engine.shape.pace = busy.curve();
-    let first = played(&setup, Mode::Plain).served[0].first;
-    setup.engine.changes = vec![(Tick(first.0 + 20 * 60_000), idle.curve())];
-    let auto = played(&setup, Mode::Auto);
-    let rounds: Vec<u32> = auto
-        .served
-        .iter()
-        .map(|served| served.summary.as_ref().map_or(0, |summary| summary.rounds))
-        .collect();
-    println!("rounds {rounds:?}");
-    assert_eq!(rounds.iter().sum::<u32>(), 2, "{rounds:?}");
-}
-
 #[test]
 fn speculation_stops_when_a_backend_becomes_expensive_and_resumes_when_inexpensive() {
     let setup = SLOW.setup(REWRITE, 70);

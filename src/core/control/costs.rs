@@ -13,7 +13,6 @@ mod pace;
 mod renewal;
 mod shared;
 mod table;
-mod trial;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +30,6 @@ use renewal::{Renewals, Renewed};
 pub use shared::SharedCosts;
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{TableKey, Verify};
-pub use trial::TRIAL_ROUNDS;
-use trial::Trial;
 
 use super::belief::Belief;
 use super::learnt_costs::{DraftCosts, PlainCosts, VerifyCosts};
@@ -143,9 +140,6 @@ pub struct Costs {
     /// Age of the plain pace, by concurrency.
     #[serde(default)]
     renewals: Renewals,
-    /// The rounds before anything is measured here.
-    #[serde(default)]
-    trial: Trial,
     /// Result of a probe, used where nothing is measured.
     #[serde(skip)]
     prior: Option<Arc<Prior>>,
@@ -191,7 +185,6 @@ impl Costs {
             return;
         }
         let share = 1.0 / ours.max(1) as f64;
-        self.trial.stepped(tokens as f64 * share);
         let before = self.pace.token_of(self.concurrency);
         let renewal = self.renewals.of(self.concurrency);
         let renewed = renewal.stepped(seconds * share, tokens as f64 * share, before);
@@ -218,26 +211,6 @@ impl Costs {
     pub fn plain_concurrent(&mut self, tokens: usize) {
         let known = self.pace_is_known();
         self.renewals.of(self.concurrency).concurrent(tokens, known);
-        self.trial.unsure(tokens);
-    }
-
-    /// True before the trial of this replica is over: no measurement of ours or of other sidecars
-    /// predicts a gain yet.
-    pub fn is_untried(&self) -> bool {
-        self.trial != Trial::Done && !self.pace.is_lent(self.concurrency)
-    }
-
-    /// True if the rounds of the trial are over, and the plain pace is to be measured behind them.
-    pub fn awaits_pace(&self) -> bool {
-        self.is_untried() && matches!(self.trial, Trial::Steps(_))
-    }
-
-    /// Notes a round of a trial by one of `ours` requests, the `number`th in a row. The pace that
-    /// was known before may be that of another moment, and weighs little from its end on.
-    pub fn tried(&mut self, number: u32, ours: usize) {
-        if self.trial.round(number, ours) {
-            self.pace.loosen(self.concurrency);
-        }
     }
 
     /// Notes seconds of speculation, by which the plain pace ages: in tokens of the shortest pace,

@@ -93,8 +93,7 @@ impl GateInputs<'_, '_> {
     fn pace_is_due(&self) -> bool {
         let goes_on = self.speculating && self.learnt.concurrency.requests() <= 1;
         let costs = &self.learnt.costs;
-        let old = if goes_on { costs.pace_is_overdue() } else { costs.pace_is_old() };
-        old || (!self.speculating && costs.awaits_pace())
+        if goes_on { costs.pace_is_overdue() } else { costs.pace_is_old() }
     }
 
     fn is_within_budget(&self) -> bool {

@@ -398,10 +398,7 @@ impl SpeculationController {
         });
         self.booked(tokens, draft.len(), lost, now);
         if let Some(streak) = &mut self.streak {
-            let number = streak.ended_round(draft.is_empty());
-            if streak.first || number == 1 {
-                self.control.with(|learnt| learnt.costs.tried(number, learnt.concurrency.ours()));
-            }
+            streak.ended_round(draft.is_empty());
         }
     }
 
@@ -525,12 +522,8 @@ impl SpeculationController {
     /// Starts a streak of rounds.
     pub fn enter(&mut self, now: Tick) {
         (self.virtual_round, self.uncounted) = (None, None);
-        let (way, control) = (self.way(), &self.control);
-        let (trial, untried) = control.with(|learnt| {
-            let alone = learnt.concurrency.ours() <= 1;
-            (!learnt.costs.verify_measured(way), alone && learnt.costs.is_untried())
-        });
-        self.streak = Some(Streak::new(now, trial, untried && self.is_chosen()));
+        let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
+        self.streak = Some(Streak::new(now, trial));
     }
 
     /// Ends speculation. Time waited in vain since the last round is lost.

@@ -96,7 +96,6 @@ impl SpeculationController {
         if left_out
             || Self::has_other_requests(learnt)
             || self.has_lost()
-            || self.streak.is_some_and(|streak| streak.first)
             || self.gate(state, learnt, now).is_some()
         {
             return None;

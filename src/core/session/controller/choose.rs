@@ -42,9 +42,6 @@ impl SpeculationController {
         if !self.caught_up(state.done) || early || self.has_lost() {
             return Step::Plain(PlainReason::NoGain);
         }
-        if self.streak.is_some_and(Streak::has_tried) {
-            return Step::Plain(PlainReason::Switchback);
-        }
         let control = Arc::clone(&self.control);
         control.with(|learnt| {
             let gate = self.gate(state, learnt, now);

@@ -1,6 +1,5 @@
 //! A streak of rounds, and when it ends whatever the next round may yield.
 
-use crate::control::costs::TRIAL_ROUNDS;
 use crate::units::Tick;
 
 /// Plain tokens that a streak may lose from its best moment on before it ends: a sequential test,
@@ -24,21 +23,18 @@ pub(super) struct Streak {
     pub switched: bool,
     /// Started where no verify request was measured: it goes on until one is.
     pub trial: bool,
-    /// Started where nothing predicts a gain yet: it ends with the trial of the replica.
-    pub first: bool,
 }
 
 impl Streak {
     /// A streak that starts at `now`.
-    pub const fn new(now: Tick, trial: bool, first: bool) -> Self {
-        Self { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial, first }
+    pub const fn new(now: Tick, trial: bool) -> Self {
+        Self { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial }
     }
 
-    /// Notes the end of a round; returns its number.
-    pub fn ended_round(&mut self, empty: bool) -> u32 {
+    /// Notes the end of a round.
+    pub fn ended_round(&mut self, empty: bool) {
         self.rounds += 1;
         self.gap = if empty { self.gap + 1 } else { 0 };
-        self.rounds
     }
 
     /// True while it goes on to measure the cost of a verify request.
@@ -49,10 +45,5 @@ impl Streak {
     /// True if it has lost more than chance explains. A trial goes on until it has a measurement.
     pub fn has_lost(self) -> bool {
         self.lost >= MAX_LOSS && !self.tries()
-    }
-
-    /// True if it was the trial of the replica, and is over.
-    pub fn has_tried(self) -> bool {
-        self.first && self.rounds >= TRIAL_ROUNDS
     }
 }
