@@ -12,7 +12,8 @@ CACHE   ?= $(CURDIR)/.cache
 ORT     := $(CACHE)/onnxruntime-1.31.1/lib/libonnxruntime.so.1.31.1
 PYTHON  ?= python3
 PYPATH  := $(CACHE)/python
-BIN     := target/release/foretell
+# BIN=target/debug/foretell takes the program that the tests have built.
+BIN     ?= target/release/foretell
 PROFILE ?= dist
 DIST    := target/dist/foretell
 LAB     := target/dist/foretell-lab
@@ -41,7 +42,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
+.PHONY: help demo serve-demo quick test test-build test-long test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape bench-traffic manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
 .PHONY: train-heads fuzz lab wheel deb image test-packages test-clients generated
@@ -65,8 +66,14 @@ quick: ## The tests of the pure crates but for the enumeration (3 min: cargo nex
 
 test: test-rust test-python ## The Rust and Python tests; those of page, documents, deployment, Grafana and clients are below
 
-test-rust: $(RUNTIME) $(PYPATH)/.done
-	@tests/run.sh $(CARGO_FEATURES)
+test-build: $(RUNTIME) $(PYPATH)/.done
+	@tests/run.sh --workspace --no-run $(CARGO_FEATURES)
+
+test-rust: test-build
+	@tests/run.sh --workspace $(CARGO_FEATURES)
+
+test-long: test-build ## The long forms of tests: enumeration, bent streams over 150 requests (30 min)
+	@FORETELL_LONG=1 tests/run.sh --workspace -E 'test(exactness::) or test(bent::)'
 
 test-python: $(ORT) $(PYPATH)/.done
 	PYTHONPATH=$(PYPATH) $(PYTHON) -m unittest discover -s tests/python -t tests/python
@@ -84,7 +91,7 @@ fuzz: ## Coverage-guided fuzzing, SECONDS of processor time for each target (TAR
 build: $(RUNTIME) binary ## The binary, with a short build
 
 binary:
-	cargo build --release --package foretell --bin foretell $(CARGO_FEATURES)
+	$(if $(filter target/release/foretell,$(BIN)),cargo build --release --package foretell --bin foretell $(CARGO_FEATURES),@test -x $(BIN))
 
 dist: $(RUNTIME) ## The binary that is shipped and measured: whole-program optimisation, takes minutes
 	cargo build --profile dist --package foretell --bin foretell $(CARGO_FEATURES)
@@ -143,7 +150,7 @@ test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: r
 		$(PYTHON) -m unittest discover -s tests/deploy -t tests/deploy
 
 test-docs: build ## The documentation: links, snippets, commands, names
-	cargo build --release --package foretell --package foretell-lab --bins
+	$(if $(filter target/release/foretell,$(BIN)),cargo build --release --package foretell-lab --bin foretell-lab)
 	FORETELL=$(BIN) $(PYTHON) -m unittest discover -s tests/docs -t tests/docs
 
 # Does not build, so that FORETELL may name any binary.
@@ -216,8 +223,7 @@ generated: build ## Write the schemas and pages that are made from the code
 lint: ## What CI checks besides the tests
 	cargo fmt --all --check
 	.ci/words.py
-	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet
+	.ci/lints
 
 print-env: ## The exports that the binary needs: eval "$(make -s print-env)"
 	@echo 'export ORT_DYLIB_PATH=$(ORT)'
