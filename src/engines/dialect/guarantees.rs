@@ -17,7 +17,7 @@ use foretell_core::words::{RelayReason, VerifyMethod};
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
     let usual = |dialect: Dialect| {
-        let Usual { methods, noise, seeded, continues_grammar, logprobs } = dialect.quirks().usual?;
+        let Usual { methods, noise, seeded, continues_grammar } = dialect.quirks().usual?;
         Some(Engine {
             methods: methods.to_vec(),
             noise,
@@ -30,7 +30,6 @@ fn engines() -> Vec<Engine> {
             special: vec![0],
             may_end: vec![0],
             continues_grammar,
-            logprobs,
             unparsed: true,
             ..Engine::new(dialect, MODEL, "1")
         })
@@ -115,7 +114,7 @@ fn plain(route: Route, temperature: f64) -> Map<String, Value> {
 }
 
 /// A value of a carried parameter that changes something; `None` for those that every request has.
-fn sample(field: Field, route: Route) -> Option<Value> {
+fn sample(field: Field) -> Option<Value> {
     Some(match field {
         Field::Model
         | Field::Prompt
@@ -138,17 +137,15 @@ fn sample(field: Field, route: Route) -> Option<Value> {
         | Field::IncludeUsage
         | Field::ContinuousUsage
         | Field::ReturnTokenIds => json!(true),
-        Field::Logprobs if route == Route::Chat => json!(true),
         Field::MinTokens => json!(4),
         Field::StreamOptions => json!({ "include_usage": true }),
         Field::Prediction => json!({ "type": "content", "content": "hello there" }),
-        Field::Choices | Field::Logprobs => json!(2),
+        Field::Choices => json!(2),
         Field::Tools => json!([{ "type": "function", "function": { "name": "f" } }]),
         Field::ToolChoice => json!("auto"),
         Field::ParallelToolCalls => json!(false),
         Field::ResponseFormat => json!({ "type": "json_object" }),
         Field::StructuredOutputs => json!({ "json_object": true }),
-        Field::TopLogprobs => json!(0),
     })
 }
 
@@ -184,7 +181,7 @@ pub fn reference() -> String {
         line(&mut text, &format!("**{name}**, plain"), route, |bucket| Value::Object(plain(route, bucket)));
         for row in TABLE.iter().filter(|row| row.routes.has(route)) {
             let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else { continue };
-            let Some(value) = sample(field, route).filter(|_| !row.name.contains('.')) else { continue };
+            let Some(value) = sample(field).filter(|_| !row.name.contains('.')) else { continue };
             line(&mut text, &format!("{name}, `{}`", row.name), route, |bucket| {
                 with(route, bucket, row.name, value.clone())
             });

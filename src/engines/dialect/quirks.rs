@@ -116,14 +116,12 @@ pub struct Usual {
     pub seeded: bool,
     /// It takes a grammar together with the ids that the grammar has read.
     pub continues_grammar: bool,
-    /// It lists log-probabilities by token ids with every verification method.
-    pub logprobs: bool,
 }
 
 impl Usual {
     /// Properties that most engines have in common.
     pub const COMMON: Self =
-        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false, logprobs: false };
+        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false };
 }
 
 /// The setting of an engine without which every prompt is computed anew, so that no verification
