@@ -4,7 +4,6 @@
 //! PURE.
 
 pub mod answer;
-pub mod choices;
 pub mod control_header;
 pub mod cut;
 pub mod eligibility;
@@ -26,7 +25,6 @@ pub mod trim;
 pub mod usage;
 
 pub use answer::{Additive, Template, fill, order, strip};
-pub use choices::Apart;
 pub use control_header::Control;
 pub use eligibility::{Finding, Judgement, judge, refusal, understand};
 pub use grammar::{Grammar, Language, RESPONSE_FORMAT, STRUCTURED_OUTPUTS};

@@ -329,16 +329,6 @@ impl SessionRunner {
 }
 
 impl Serve for SessionRunner {
-    fn takes_apart(&self, replica: &Arc<Replica>, admitted: &Admitted<'_>) -> bool {
-        let knowledge = self.setup.identities.knowledge(replica);
-        let Some(knowledge @ ServerKnowledge::Known(identity)) = knowledge.as_deref() else { return false };
-        let ruling = || self.setup.rulebook.ruling(admitted, Some(knowledge), &self.setup.drafters);
-        let speculates = |Ruling { rules, .. }: Ruling| {
-            rules.permission == Permission::Speculate && !rules.methods.is_empty()
-        };
-        identity.engine.takes_apart(admitted.request) && ruling().is_ok_and(speculates)
-    }
-
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         let prepared = self.prepare(&exchange);
         async move {

@@ -275,15 +275,6 @@ impl Engine {
         (sampling, known)
     }
 
-    /// True if the choices of a request for several may be asked for one by one, each like
-    /// `request`: without a seed, which the engine varies from choice to choice, and not at
-    /// temperature 0, where vLLM refuses several.
-    pub fn takes_apart(&self, request: &Request) -> bool {
-        let sampling = self.sampling(request).0;
-        let drawn = sampling.temperature > 0.0 && sampling.seed.is_none() && !self.seeded;
-        drawn && self.dialect.quirks().choices_are_requests
-    }
-
     /// Reason why this request may not be speculated on here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) =

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Dialect, Engine, Usual};
 use crate::openai::parameters::{Field, Owner, TABLE, Treatment};
-use crate::openai::{Apart, Defaults, Judgement, Route, judge};
+use crate::openai::{Defaults, Judgement, Route, judge};
 use foretell_core::words::{RelayReason, VerifyMethod};
 
 /// The engines that can verify, each in its most common configuration.
@@ -54,11 +54,7 @@ impl Fate {
         let body = body.to_string().into_bytes();
         let request = match judge(route, &body) {
             Judgement::Eligible(request) => request,
-            Judgement::Relay { reason, .. } => {
-                let apart = Apart::of(route, &body).filter(|apart| engine.takes_apart(&apart.request));
-                let Some(apart) = apart else { return Self::Relayed(reason) };
-                apart.request
-            }
+            Judgement::Relay { reason, .. } => return Self::Relayed(reason),
         };
         let (sampling, settled) = engine.sampling(&request);
         if let Some(refused) = engine.refuses(&request, &sampling) {

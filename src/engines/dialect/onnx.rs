@@ -47,7 +47,6 @@ const QUIRKS: Quirks = Quirks {
         ..Usual::COMMON
     }),
     shares_noise: true,
-    choices_are_requests: true,
     continuous_usage: true,
     stop_order: StopOrder::FirstComplete,
     hollow_deltas: true,

@@ -115,7 +115,6 @@ const QUIRKS: Quirks = Quirks {
     usual: Some(Usual { methods: &[VerifyMethod::Score, VerifyMethod::FanOut], ..Usual::COMMON }),
     noise_may_be_placed: true,
     rows_may_change: true,
-    choices_are_requests: true,
     thinking: Thinking::Effort,
     continuous_usage: true,
     has_other_apis: true,
