@@ -15,9 +15,8 @@ ACCEPTED, DRAFTED, ROUNDS = (
     "foretell_spec_decode_num_drafts_total",
 )
 GATE = 'gate="control"'
-CONTROL, SWITCHBACK, PROJECTED = (
+CONTROL, PROJECTED = (
     "foretell_control_group_ratio",
-    "foretell_switchback_ratio",
     "foretell_projected_speedup",
 )
 SAVED, WASTED, EXTRA = (
@@ -196,23 +195,6 @@ def compared() -> tuple[Panel, ...]:
             otherwise=(
                 "`low` above 1.02: certainly slower; the `control` gate closes and the ratio begins anew. `low` below "
                 "and `high` above 1: wait, or raise `holdback`."
-            ),
-        ),
-        lines(
-            "Time per token ÷ plain windows",
-            "none",
-            *envelope(SWITCHBACK, "replica"),
-            steps=FASTER,
-            width=12,
-            absent="no comparison yet",
-            says=(
-                "Time per token of a replica outside of its plain windows (time-sliced A/B windows), divided by that "
-                "inside. Unlike the control group it includes the cost of speculation for concurrent requests."
-            ),
-            good="`high` below 1.",
-            otherwise=(
-                "above 1.02 while the control group is below: speculation speeds up its own requests at the cost of "
-                "others; lower `gamma.max`."
             ),
         ),
         lines(

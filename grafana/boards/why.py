@@ -108,7 +108,7 @@ def reasons() -> tuple[Panel, ...]:
             width=12,
             height=10,
             says="Eligible requests per second that were decoded plainly, or plainly to their end, by reason.",
-            good="mostly `holdback`, `switchback` and `no_gain`.",
+            good="mostly `holdback` and `no_gain`.",
             otherwise=(
                 "`gate_*`: see the timeline below. `max_gap`: even the shortest round would exceed `gates.max_gap`. "
                 "`draft_fault`: a drafter failed. `no_gain`, `no_draft`: see “how good are the drafts?”. `observe`, `shadow`, "

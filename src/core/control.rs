@@ -24,7 +24,6 @@ pub mod rounds;
 pub mod shared;
 pub mod state;
 pub mod survival;
-pub mod switchback;
 pub mod tolerance;
 
 pub use alarm::Alarm;
@@ -42,7 +41,6 @@ pub use rounds::{Prices, Round, Rounds, Value};
 pub use shared::SharedModel;
 pub use state::{Awaited, Class, Concurrency, EpochState, RegretBudgets, ReplicaState};
 pub use survival::{Survival, TemperatureBucket, Tuning};
-pub use switchback::{Switchback, Windows};
 pub use tolerance::Tolerance;
 
 use std::collections::VecDeque;
@@ -67,27 +65,15 @@ pub struct Measurements<'a> {
     pub concurrency: &'a mut Concurrency,
     /// Seconds that rejected draft tokens may still take while requests of others are in flight.
     pub budget: &'a mut Budget,
-    /// Its plain windows.
-    pub switchback: &'a mut Switchback,
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
     length: &'a mut state::Length,
 }
 
-/// Limits of the cost that speculation imposes on the other requests of a replica.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Imposed {
-    /// Maximum share of the free sequences, 0 to 1, that verify requests by fan-out take.
-    pub slots: f64,
-    /// Plain windows; `None` for none.
-    pub windows: Option<Windows>,
-}
-
 impl Measurements<'_> {
-    /// Sets the limits of the cost that speculation imposes on other requests.
-    pub fn impose(&mut self, imposed: Imposed) {
-        self.concurrency.allow(imposed.slots);
-        self.switchback.set_windows(imposed.windows);
+    /// Sets the share of the free sequences, 0 to 1, that verify requests by fan-out may take.
+    pub fn allow_slots(&mut self, share: f64) {
+        self.concurrency.allow(share);
     }
 
     /// Applies a change of the concurrency: one request of ours more or less, or a load report of
@@ -165,7 +151,7 @@ impl Measurements<'_> {
         } else {
             self.costs.note_plain(seconds, tokens, self.concurrency.ours(), now);
         }
-        self.passed(seconds, tokens, now);
+        self.passed(seconds);
     }
 
     /// Notes the first `tokens` of a plain request after a round, `seconds` after it was sent: one,
@@ -185,7 +171,7 @@ impl Measurements<'_> {
         // Plain decoding would have waited for the prompt, too.
         let read = self.concurrency.read_within(seconds, now);
         let won = if read { 0.0 } else { self.book(tokens as f64, seconds, chosen) };
-        self.passed(seconds, tokens, now);
+        self.passed(seconds);
         won
     }
 
@@ -197,8 +183,8 @@ impl Measurements<'_> {
     /// Notes a round that yielded `tokens` in `seconds`, by which requests of others lose `lost`
     /// seconds all together. `chosen`: the controller chose its draft; what a length that the
     /// operator has fixed loses is not booked. Returns the plain tokens won, negative if lost.
-    pub fn note_round(&mut self, tokens: usize, seconds: f64, lost: f64, chosen: bool, now: Tick) -> f64 {
-        self.passed(seconds, tokens, now);
+    pub fn note_round(&mut self, tokens: usize, seconds: f64, lost: f64, chosen: bool) -> f64 {
+        self.passed(seconds);
         self.costs.speculated(seconds / self.concurrency.ours().max(1) as f64);
         self.book(tokens as f64, seconds + lost, chosen)
     }
@@ -230,9 +216,8 @@ impl Measurements<'_> {
         self.regret_budget.remaining(self.costs.regret_capacity()) / self.costs.plain_token_expected()
     }
 
-    /// Notes that a session of ours got `tokens` in `seconds`.
-    fn passed(&mut self, seconds: f64, tokens: usize, now: Tick) {
-        self.switchback.emitted(tokens, seconds, now);
+    /// Notes that `seconds` have passed for a session of ours.
+    fn passed(&mut self, seconds: f64) {
         let ours = self.concurrency.ours().max(1) as f64;
         self.regret_budget.passed(seconds / ours, self.costs.regret_capacity());
         self.budget.passed(seconds / ours);
@@ -366,7 +351,6 @@ impl Control {
             regret_budget: replica.regret_budgets.of(concurrency),
             concurrency: &mut replica.concurrency,
             budget: &mut replica.budget,
-            switchback: &mut replica.switchback,
             classes: &mut epoch.classes,
             length: &mut epoch.length,
         })
@@ -479,10 +463,10 @@ mod tests {
         control.with(|learnt| {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, Tick(0)));
             let left = learnt.regret_left();
-            assert!(learnt.note_round(1, 0.2, 0.0, false, Tick(0)) < -8.0);
+            assert!(learnt.note_round(1, 0.2, 0.0, false) < -8.0);
             assert!(learnt.continued(0.2, 1, false, Tick(0)) < -8.0);
             assert!((learnt.regret_left() - left).abs() < 1e-9);
-            learnt.note_round(1, 0.2, 0.0, true, Tick(0));
+            learnt.note_round(1, 0.2, 0.0, true);
             assert!(learnt.regret_left() < left - 1.0);
             for nodes in [0, 8] {
                 learnt.costs.verified(way, nodes, 0.02 + 0.001 * nodes as f64, Tick(0));
@@ -514,7 +498,7 @@ mod tests {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, now));
             (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
             (0..50).for_each(|_| learnt.classes.push(class, Round::new(4, 4, 3)));
-            learnt.note_round(20, 0.1, 0.0, true, now);
+            learnt.note_round(20, 0.1, 0.0, true);
         });
         let saved = control.save(now).unwrap();
         let read =

@@ -264,7 +264,6 @@ impl Admin {
             "verify": [],
             "load": load,
             "probe": null,
-            "switchback": null,
         });
         let known = self.configured.as_ref().and_then(|configured| configured.replica(replica));
         if let (Some(shown), Some(Value::Object(known))) = (shown.as_object_mut(), known) {

@@ -41,7 +41,7 @@ use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings}
 use crate::http::drain::Lifecycle;
 use crate::http::listen::Endpoint;
 use crate::learning::Learnt;
-use crate::learning::comparison::{Comparisons, shown, windows};
+use crate::learning::comparison::{Comparisons, shown};
 use crate::learning::corpus::{self, CorpusHandle};
 use crate::learning::recording::{Recorder, RecorderError};
 use crate::observe::trace::{Collector, CollectorError};
@@ -269,8 +269,8 @@ fn known(
     let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot)
         .map_err(StartError::Threads)?;
     let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
-    let imposed = backends().map(|backend| (backend.name.clone(), backend.budget)).collect();
-    let learnt = Arc::new(Learnt::new(imposed));
+    let slots = backends().map(|backend| (backend.name.clone(), backend.slots)).collect();
+    let learnt = Arc::new(Learnt::new(slots));
     let runner = Arc::new(SessionRunner::new(SessionRunnerSetup {
         identities: Arc::clone(&identities),
         rulebook: Rulebook::new(Arc::clone(&policies), terms, Arc::clone(&comparisons)),
@@ -291,7 +291,6 @@ fn known(
 fn expose(known: &Known, shared: &Shared) -> Result<(), prometheus::Error> {
     let metrics = shared.observer.metrics();
     metrics.register(shown::collector(Arc::clone(&known.comparisons), Arc::clone(&known.policies))?)?;
-    metrics.register(windows::collector(&known.learnt, &known.identities)?)?;
     metrics.register(live::collector(&known.gates, &known.identities, Arc::clone(&known.drafters))?)
 }
 

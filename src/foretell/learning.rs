@@ -23,7 +23,7 @@ use crate::fleet::identity::{Epoch, Identities, Identity, ServerKnowledge};
 use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::shared::Statistics;
 use crate::random;
-use foretell_core::control::{Control, ExpiringMap, Imposed};
+use foretell_core::control::{Control, ExpiringMap};
 use foretell_core::session::Permission;
 
 /// Maximum number of epochs whose costs and acceptance are kept; the least recently used one is
@@ -37,7 +37,8 @@ type ByEpoch<T> = Mutex<ExpiringMap<Epoch, Arc<T>>>;
 /// Costs, acceptance and answer traits of each engine, shared by its sessions.
 pub struct Learnt {
     /// Limits on what speculation may cost other requests, by backend.
-    imposed: HashMap<String, Imposed>,
+    /// Share of the free sequences that verify requests by fan-out may take, by backend.
+    slots: HashMap<String, f64>,
     clock: Clock,
     /// Costs and acceptance.
     controls: ByEpoch<Control>,
@@ -55,12 +56,12 @@ pub struct Learnt {
 impl Learnt {
     /// Nothing is learnt yet. `imposed`: limits on what speculation may cost other requests, by
     /// backend.
-    pub fn new(imposed: HashMap<String, Imposed>) -> Self {
+    pub fn new(slots: HashMap<String, f64>) -> Self {
         let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
         let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
         let (controls, observed) = (map(), map());
         Self {
-            imposed,
+            slots,
             clock: Clock::start(),
             controls,
             observed,
@@ -134,8 +135,8 @@ impl Learnt {
 
     fn prepared(&self, control: Arc<Control>, identity: &Identity, backend: &str) -> Arc<Control> {
         control.with(|learnt| {
-            if let Some(imposed) = self.imposed.get(backend) {
-                learnt.impose(*imposed);
+            if let Some(share) = self.slots.get(backend) {
+                learnt.allow_slots(*share);
             }
             if let Some(probe) = &identity.probe {
                 learnt.costs.take_prior(&probe.prior);

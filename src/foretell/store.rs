@@ -13,7 +13,6 @@ mod entry;
 mod fault;
 mod link;
 mod status;
-mod windows;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,7 +30,6 @@ use crate::learning::{EPOCH_KEPT, Learnt};
 pub use fault::{Fault, FaultKind};
 use link::Link;
 pub use status::{Status, collector};
-use windows::Plans;
 
 /// Version of the measurements' form: sidecars of another one share nothing with these.
 const SCHEMA: u32 = 1;
@@ -116,15 +114,13 @@ impl Store {
             None => Link::open(&self.settings).await?,
         };
         link.begin();
-        let mut plans = Plans::of(&self.learnt, |name| self.key_of("window", name));
-        self.pull(&mut link, &mut plans).await?;
+        self.pull(&mut link).await?;
         self.push(&mut link).await?;
-        plans.propose(&mut link, self.settings.every).await?;
         self.link = Some(link);
         Ok(())
     }
 
-    async fn pull(&self, link: &mut Link, plans: &mut Plans) -> Result<(), Fault> {
+    async fn pull(&self, link: &mut Link) -> Result<(), Fault> {
         let since = unix_now().saturating_sub(EPOCH_KEPT).as_secs();
         let members = link.latest(&self.index(), since, SIDECARS).await?;
         let (own_version, own) = (format!("{SCHEMA}/"), member(self.learnt.name()));
@@ -133,12 +129,8 @@ impl Store {
         let (same, strangers): (Vec<&str>, Vec<&str>) =
             others.map(String::as_str).partition(|member| member.starts_with(own_version.as_str()));
         let sidecars = same.iter().filter_map(|member| member.strip_prefix(own_version.as_str()));
-        let mut keys: Vec<String> = plans.keys().collect();
-        let planned = keys.len();
-        keys.extend(sidecars.map(|id| self.key_of("sidecar", id)));
-        let mut windows = link.values(&keys).await?;
-        let values = windows.split_off(planned);
-        plans.take(&windows);
+        let keys: Vec<String> = sidecars.map(|id| self.key_of("sidecar", id)).collect();
+        let values = link.values(&keys).await?;
         let (learnt, now) = (Arc::clone(&self.learnt), unix_now().as_secs());
         let lent = tokio::task::spawn_blocking(move || lend(&learnt, values, now)).await;
         let Lent { sidecars, unreadable } = lent.map_err(|error| Fault::answer(error.to_string()))?;

@@ -95,7 +95,7 @@ def drafters(model, names):
 
 def start_proxy(stack, kind, model, server, foretell, setting, others=(), kinds=None):
     """Foretell with the lookups in front of a server, once its probe has ended, if it probes."""
-    backend = f"    dialect: {DIALECTS.get(kind, kind)}\n    budget: {{ windows: off }}\n" + exact.VERIFY.get(kind, "")
+    backend = f"    dialect: {DIALECTS.get(kind, kind)}\n" + exact.VERIFY.get(kind, "")
     if kind != "onnx":
         parsers = ", parsers: { tools: hermes }" if model == "fixture" else ""
         backend += f"    models: [{{ id: {engines.NAME}, tokenizer: {TOKENIZERS[model]}{parsers} }}]\n    probe: {{ within: 2m }}\n"

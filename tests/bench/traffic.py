@@ -75,7 +75,7 @@ def agents(count):
 def record(args, server, entries):
     """Sends the requests of several clients through a proxy that records them."""
     with contextlib.ExitStack() as stack:
-        backend = f"    budget: {{ windows: off }}\ncorpus: {{ record: {{ dir: {args.out / 'recorded'} }} }}\n"
+        backend = f"corpus: {{ record: {{ dir: {args.out / 'recorded'} }} }}\n"
         drafters = servers.HEADS["lookups, head"] if args.engine == "onnx" else servers.LOOKUPS
         text = sides.policy("product", drafters, "auto", match="corpus: { record: true }\n")
         if args.engine != "onnx":

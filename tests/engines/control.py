@@ -44,7 +44,7 @@ TEMPERATURE = {UNGUESSABLE: 1.2}
 HEADER = "x-workload"
 DIALECTS = {"llama": "llamacpp", "vllm": "vllm"}
 # on two cores a call with a long prompt takes seconds
-LIMITS = "    budget: { windows: off }\n    probe: { within: 2m }\n"
+LIMITS = "    probe: { within: 2m }\n"
 PROBED_WITHIN = 180
 
 

@@ -5,4 +5,3 @@ pub mod house;
 mod kept;
 mod operator;
 mod shown;
-pub mod windows;

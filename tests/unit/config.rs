@@ -113,7 +113,7 @@ backends:
     replicas: { dns: "a:1" }
     models: [{ id: m, tokenizer: some/file.json }]
     verify: { allow: [tree] }
-    budget: { windows: off }
+    budget: { slots: 0 }
     billed: true
   - name: b
     replicas: ["https://a/base/", "http://b:1"]
@@ -127,7 +127,7 @@ backends:
     models: [{ id: m2 }, { id: "lora-*", base: m2 }]
     render: null
     connect: { http: http1 }
-    budget: { windows: 30s/10m }
+    budget: { slots: 0.5 }
 "#,
     );
     assert_eq!(process.mode, Mode::Observe);
@@ -163,9 +163,8 @@ backends:
     assert_eq!(process.backends[2].replicas, Replicas::Here(here));
     let last = &process.backends[3];
     assert_eq!((&last.render, &backend.render), (&Render::Never, &Render::Backend));
-    let windows = last.budget.windows.map(|windows| (windows.window.as_secs(), windows.every.as_secs()));
-    assert_eq!(windows, Some((30, 600)));
-    assert!(backend.budget.windows.is_none() && backend.billed && backend.connect.pass_auth);
+    assert_eq!((backend.slots.to_string().as_str(), last.slots.to_string().as_str()), ("0", "0.5"));
+    assert!(backend.billed && backend.connect.pass_auth);
 }
 
 #[test]

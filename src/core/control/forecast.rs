@@ -126,7 +126,6 @@ fn reasons(
     let gates = gates::closed(GateInputs {
         learnt: &mut *learnt,
         speculating: false,
-        rng: None,
         first_token: asked.first_token,
         now,
     });

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::Measurements;
-use crate::units::{SplitMix64, Tick};
+use crate::units::Tick;
 use crate::words::PlainReason;
 
 /// A reason not to speculate on a replica, with a sentence for the operator.
@@ -20,9 +20,6 @@ pub struct GateInputs<'a, 'b> {
     pub learnt: &'a mut Measurements<'b>,
     /// True for a session that speculates already: its limits are wider.
     pub speculating: bool,
-    /// Random numbers for the start of a plain window, which a check may open; `None` for a
-    /// forecast, which opens none.
-    pub rng: Option<&'a mut SplitMix64>,
     /// The policy's greatest ratio of the times to first tokens with and without drafts.
     pub first_token: f64,
     /// The present moment.
@@ -37,24 +34,16 @@ struct MeasuredGate {
 }
 
 /// Every gate of the measurements, in the order in which they are checked.
-const MEASURED: [MeasuredGate; 7] = [
+const MEASURED: [MeasuredGate; 5] = [
     MeasuredGate {
         reason: PlainReason::NotMeasured,
         words: "no plain token was measured on this replica yet: the time per token is not known",
         is_closed: |inputs| !inputs.is_measured(),
     },
     MeasuredGate {
-        reason: PlainReason::Switchback,
+        reason: PlainReason::NotMeasured,
         words: "the plain pace is to be measured again",
         is_closed: |inputs| inputs.is_measured() && inputs.pace_is_due(),
-    },
-    MeasuredGate {
-        reason: PlainReason::Switchback,
-        words: "a plain window (switchback) is in progress",
-        is_closed: |inputs| match &mut inputs.rng {
-            Some(rng) => inputs.learnt.switchback.starts_plain(inputs.now, rng),
-            None => inputs.learnt.switchback.in_window(inputs.now),
-        },
     },
     MeasuredGate {
         reason: PlainReason::Budget,
@@ -67,11 +56,6 @@ const MEASURED: [MeasuredGate; 7] = [
         is_closed: |inputs| !inputs.is_solvent(),
     },
     MeasuredGate {
-        reason: PlainReason::GateControl,
-        words: "the plain windows were faster than the time between them",
-        is_closed: |inputs| inputs.learnt.switchback.is_closed(inputs.now),
-    },
-    MeasuredGate {
         reason: PlainReason::GateFirstToken,
         words: "the draft tokens in flight delay first tokens by as much as gates.first_token allows",
         is_closed: |inputs| inputs.learnt.nodes_allowed(inputs.first_token) == 0,
@@ -79,7 +63,7 @@ const MEASURED: [MeasuredGate; 7] = [
 ];
 
 /// The closed gates of the measurements, in order. A gate is checked only when the iterator reaches
-/// it: behind the first closed one no plain window is started.
+/// it.
 pub fn closed(mut inputs: GateInputs<'_, '_>) -> impl Iterator<Item = Closed> {
     MEASURED.iter().filter(move |gate| (gate.is_closed)(&mut inputs)).map(|gate| (gate.reason, gate.words))
 }
@@ -161,7 +145,7 @@ impl LoadGates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{Control, Windows};
+    use crate::control::Control;
 
     const GATES: LoadGates = LoadGates { waiting: 0, kv: 0.9, stale: Duration::from_secs(2) };
     const QUIET: Signal = Signal {
@@ -198,43 +182,17 @@ mod tests {
         assert_eq!(GATES.closed(None), None);
     }
     #[test]
-    fn a_forecast_lists_all_closed_gates_and_a_session_stops_at_the_first() {
-        let (control, mut rng) = (Control::new(), SplitMix64::new(1));
-        control.with(|learnt| {
-            let length = Duration::from_secs(1);
-            learnt.switchback.set_windows(Some(Windows { window: length, every: length }));
+    fn a_forecast_lists_all_closed_gates_and_a_session_that_speculates_may_overdraw() {
+        Control::new().with(|learnt| {
             learnt.concurrency.set_signal(&QUIET);
             learnt.budget.wasted(0.11);
-            let later = Tick(60_000_000);
-            let mut gates = |speculating: bool, measures: bool, now: Tick| {
-                let rng = measures.then_some(&mut rng);
-                closed(GateInputs { learnt: &mut *learnt, speculating, rng, first_token: 1.1, now })
+            let mut gates = |speculating| {
+                closed(GateInputs { learnt: &mut *learnt, speculating, first_token: 1.1, now: Tick(0) })
                     .map(|gate| gate.0)
                     .collect::<Vec<_>>()
             };
-            let [unmeasured, window, budget] =
-                [PlainReason::NotMeasured, PlainReason::Switchback, PlainReason::Budget];
-            assert_eq!(gates(false, false, Tick(0)), [unmeasured, budget]);
-            assert_eq!(gates(true, false, Tick(0)), [unmeasured], "it may overdraw");
-            assert_eq!(gates(false, true, Tick(0)), [unmeasured, budget]);
-            assert_eq!(gates(false, false, later), [unmeasured, budget], "a forecast starts no window");
-            let inputs = GateInputs {
-                learnt: &mut *learnt,
-                speculating: false,
-                rng: Some(&mut rng),
-                first_token: 1.1,
-                now: later,
-            };
-            assert_eq!(closed(inputs).next().map(|gate| gate.0), Some(unmeasured));
-            assert!(!learnt.switchback.in_window(later), "nor does a check that stops before it");
-            let inputs = GateInputs {
-                learnt: &mut *learnt,
-                speculating: false,
-                rng: Some(&mut rng),
-                first_token: 1.1,
-                now: later,
-            };
-            assert_eq!(closed(inputs).map(|gate| gate.0).collect::<Vec<_>>(), [unmeasured, window, budget]);
+            assert_eq!(gates(false), [PlainReason::NotMeasured, PlainReason::Budget]);
+            assert_eq!(gates(true), [PlainReason::NotMeasured], "it may overdraw");
         });
     }
 }

@@ -99,7 +99,7 @@ mod tests {
                 (0..3)
                     .for_each(|_| learnt.costs.verified(Way::by(VerifyMethod::Score, 600), nodes, 0.03, now));
             }
-            learnt.note_round(1, 0.06, 0.0, true, now);
+            learnt.note_round(1, 0.06, 0.0, true);
         });
         let LearntCosts { plain, verify, regret_left_seconds, regret_capacity_seconds, .. } = shown();
         assert_eq!((plain.len(), plain[0].requests), (1, "1"));

@@ -16,7 +16,6 @@ use super::regret_budget::RegretBudget;
 use super::rounds::{Round, Rounds};
 use super::shared::Sum;
 use super::survival::{Survival, TemperatureBucket};
-use super::switchback::Switchback;
 use crate::draft::DrafterId;
 use crate::units::Tick;
 
@@ -31,8 +30,6 @@ pub struct ReplicaState {
     pub concurrency: Concurrency,
     /// Seconds that rejected draft tokens may still take there next to requests of others.
     pub budget: Budget,
-    /// Its plain windows.
-    pub switchback: Switchback,
 }
 
 /// The regret budgets of one replica, by concurrency.

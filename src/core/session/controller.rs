@@ -412,7 +412,7 @@ impl SpeculationController {
         let (won, saved) = self.control.with(|learnt| {
             let read = tokens > 0 && learnt.concurrency.read_within(seconds, now);
             let seconds = if read { seconds.min(learnt.costs.verify(way, nodes)) } else { seconds };
-            let won = learnt.note_round(tokens, seconds, lost, chosen, now);
+            let won = learnt.note_round(tokens, seconds, lost, chosen);
             (won, learnt.plain_seconds(won))
         });
         streak.lost = (streak.lost - won).max(0.0);

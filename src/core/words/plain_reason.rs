@@ -48,8 +48,6 @@ pub enum PlainReason {
     Policy,
     /// The policy that matches has `mode: shadow`: drafts are scored and never sent.
     Shadow,
-    /// A control window: a few tokens are decoded plainly so that the plain pace is measured again.
-    Switchback,
     /// A parser of the server's takes reasoning or tool calls out of its chats.
     Parser,
     /// The server binds the sampling by a grammar, or has not said yet that it does not.
@@ -77,7 +75,7 @@ pub enum PlainReason {
 
 impl PlainReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 31] = [
         Self::Holdback,
         Self::Observe,
         Self::NoGain,
@@ -98,7 +96,6 @@ impl PlainReason {
         Self::Client,
         Self::Policy,
         Self::Shadow,
-        Self::Switchback,
         Self::Parser,
         Self::Grammar,
         Self::NoDraft,
@@ -135,7 +132,6 @@ impl PlainReason {
             Self::Client => "client",
             Self::Policy => "policy",
             Self::Shadow => "shadow",
-            Self::Switchback => "switchback",
             Self::Parser => "parser",
             Self::Grammar => "grammar",
             Self::NoDraft => "no_draft",
@@ -182,7 +178,6 @@ impl PlainReason {
             | Self::GateAcceptance
             | Self::GateControl
             | Self::Shadow
-            | Self::Switchback
             | Self::NoDraft
             | Self::Undecided => false,
         }
@@ -211,7 +206,6 @@ impl PlainReason {
             Self::Client => "the client asks for plain decoding",
             Self::Policy => "the policy says plain",
             Self::Shadow => "the policy says shadow",
-            Self::Switchback => "the replica is in a control window",
             Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
             Self::Grammar => "the server binds the output by a grammar, or has not said yet that it does not",
             Self::NoDraft => "no drafter has a proposal",

@@ -448,14 +448,15 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// State of a replica: epoch, verification methods, probe, plain windows (switchback), learnt
+    /// State of a replica: epoch, verification methods, probe, learnt
     /// costs; `None` if it is not one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;
         if let Some(shown) = shown.as_object_mut() {
             let (learnt, identities) = (&self.known.learnt, &self.known.identities);
-            shown.insert("switchback".to_owned(), learnt.windows(identities, replica));
-            shown.insert("costs".to_owned(), json!(learnt.costs(identities, replica)));
+            let now = learnt.clock().now();
+            let costs = learnt.at(identities, replica).map(|at| at.with(|at| at.learnt_costs(now)));
+            shown.insert("costs".to_owned(), json!(costs));
         }
         Some(shown)
     }

@@ -309,7 +309,7 @@ fn one_backend(replicas: Replicas) -> Backend {
         load: Load::default(),
         methods: VerifyLimits::default(),
         probe: super::process::Probe::default(),
-        budget: super::process::BUDGET,
+        slots: super::process::SLOTS,
         billed: false,
         default: false,
     }

@@ -18,7 +18,7 @@ use crate::http::listen::Bounds;
 use foretell_core::words::Mode;
 use foretell_onnx::open::DeviceChoice;
 
-pub(super) use backends::BUDGET;
+pub(super) use backends::SLOTS;
 
 pub use backend::{
     Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, ServedModel,

@@ -2,7 +2,6 @@
 //! compare.
 
 pub mod shown;
-pub mod windows;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -50,11 +50,6 @@ impl ProcessKey {
         (started >= FIRST_START).then_some(key)
     }
 
-    /// Start time, microseconds of Unix time.
-    pub fn started(&self) -> u64 {
-        self.started
-    }
-
     fn is_sibling(&self, epoch: &Epoch) -> bool {
         self.version == epoch.version
             && self.model == ModelKey::of(epoch)
@@ -175,12 +170,6 @@ impl Learnt {
         lend(&others, &own, epoch, control, self.clock.now());
     }
 
-    /// The engines whose process is known, with their control states.
-    pub fn processes(&self) -> Vec<(ProcessKey, Arc<Control>)> {
-        let known = self.known().into_iter();
-        known.filter_map(|(epoch, control)| Some((ProcessKey::of(&epoch)?, control))).collect()
-    }
-
     fn all_own(&self, which: impl Fn(&Epoch) -> bool) -> Vec<Own> {
         let now = self.clock.now();
         let own = |(epoch, control): (Epoch, Arc<Control>)| {
@@ -268,7 +257,6 @@ mod tests {
         other.lend(one.own());
         let (token, length) = figures(&other.known_as(&restarts));
         assert!(token.is_none() && length > 1_500.0);
-        assert!(one.processes().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

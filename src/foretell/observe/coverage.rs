@@ -225,7 +225,6 @@ fn holds_for_good(reason: PlainReason) -> bool {
         | PlainReason::GateMemory
         | PlainReason::GateHealth
         | PlainReason::Shadow
-        | PlainReason::Switchback
         | PlainReason::NoDraft
         | PlainReason::HeldBackText
         | PlainReason::Undecided

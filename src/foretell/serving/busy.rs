@@ -22,17 +22,15 @@ impl SessionRunner {
         }))
     }
 
-    /// Gates that the control state of a replica's engine closes: `control` where its plain windows
-    /// were faster, `regret` where its regret budget is too low to begin to speculate,
-    /// `first_token` where a draft would delay first tokens by more than this ratio allows.
+    /// Gates that the control state of a replica's engine closes: `regret` where its regret budget
+    /// is too low to begin to speculate, `first_token` where a draft would delay first tokens by
+    /// more than this ratio allows.
     pub fn closed(&self, replica: &Arc<Replica>, first_token: f64) -> impl Iterator<Item = Gate> + use<> {
-        let now = self.clock.now();
         let closed = self.learnt(replica).map(|control| {
             control.with(|learnt| {
-                let lost = learnt.switchback.groups().looks_closed(now);
                 let empty = !learnt.is_solvent(false);
                 let late = learnt.nodes_allowed(first_token) == 0;
-                [(lost, Gate::Control), (empty, Gate::Regret), (late, Gate::FirstToken)]
+                [(empty, Gate::Regret), (late, Gate::FirstToken)]
             })
         });
         closed.into_iter().flatten().filter_map(|(closed, gate)| closed.then_some(gate))

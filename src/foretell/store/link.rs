@@ -103,14 +103,6 @@ impl Link {
         Ok(command.query_async(&mut self.connection).await?)
     }
 
-    /// As [`Self::put`], unless the key has a value; returns true if it had none.
-    pub async fn put_new(&mut self, key: &str, value: String, kept: Duration) -> Result<bool, Fault> {
-        let mut command = redis::cmd("SET");
-        command.arg(key).arg(value).arg("PX").arg(millis(kept)).arg("NX");
-        let set: Option<String> = command.query_async(&mut self.connection).await?;
-        Ok(set.is_some())
-    }
-
     /// Removes a key, and a member of a sorted set.
     pub async fn forget(&mut self, key: &str, set: &str, member: &str) -> Result<(), Fault> {
         let mut both = redis::pipe();

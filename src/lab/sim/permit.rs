@@ -4,7 +4,6 @@ use http::HeaderMap;
 
 use foretell::config::problem::Problem;
 use foretell::config::{load, process};
-use foretell_core::control::Imposed;
 use foretell_core::control::groups::ControlGate;
 use foretell_core::session::Rules;
 use foretell_core::words::{Mode, VerifyMethod};
@@ -26,8 +25,8 @@ pub struct Permit {
     pub holdback: Holdback,
     /// The `control` gate: the comparison with the control group that closes the policy.
     pub control_gate: ControlGate,
-    /// Cost that speculation may impose on the other requests of the replica.
-    pub imposed: Imposed,
+    /// Share of the free sequences, 0 to 1, that verify requests by fan-out may take.
+    pub slots: f64,
 }
 
 /// A policy that cannot be simulated.
@@ -50,8 +49,8 @@ fn lines(problems: &[Problem]) -> String {
 /// The drafter model that policies of simulations may name.
 pub const MODEL: &str = "draft";
 
-/// A backend's own budget, without plain windows: their cost is not part of the comparison.
-const IMPOSED: Imposed = Imposed { slots: 0.1, windows: None };
+/// A backend's own budget.
+const SLOTS: f64 = 0.1;
 
 /// `prompt_lookup`, in the words of a policy.
 pub const PROMPT_LOOKUP: &str = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }";
@@ -116,7 +115,7 @@ fn permit(ruling: Ruling) -> Permit {
     let Ruling { policy, rules, model, gates, .. } = ruling;
     let control_gate = ControlGate { limit: policy.gates.control, reprobe: policy.gates.reprobe };
     let rules = Rules { model: model.map(|_| 0), ..rules };
-    Permit { rules, gates, holdback: policy.holdback, control_gate, imposed: IMPOSED }
+    Permit { rules, gates, holdback: policy.holdback, control_gate, slots: SLOTS }
 }
 
 #[cfg(test)]

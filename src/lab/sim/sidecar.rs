@@ -87,7 +87,7 @@ impl Sidecar {
     /// One without learnt state; `seed` seeds the draws of its control group.
     pub fn new(permit: Permit, seed: u64) -> Self {
         let control = Arc::new(Control::new());
-        control.with(|learnt| learnt.impose(permit.imposed));
+        control.with(|learnt| learnt.allow_slots(permit.slots));
         let (groups, rng) = (Groups::default(), SplitMix64::new(SplitMix64::mix(seed)));
         Self { control, permit, groups, rng, reported: None, verifying: 0 }
     }

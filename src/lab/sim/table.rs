@@ -23,7 +23,7 @@
 //!   version: 1
 //!   name: mine
 //! # of the backend; none by default
-//! budget: { slots: 0.1, switchback: { window: 20s, every: 30m } }
+//! budget: { slots: 0.1 }
 //! traffic:
 //!   - { whose: ours, clients: { 0s: 1, 30s: 64 }, think: 0s, text: rewrite }
 //!   - { whose: others, rate: 2.5, text: { prompt: 300, output: 128, vary: 0.5, copied: fresh,

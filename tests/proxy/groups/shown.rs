@@ -142,11 +142,8 @@ async fn relayed_requests_are_not_compared() {
             assert_eq!(answer.message.head.get("x-foretell-path"), Some("relayed"));
         }
         assert_eq!(proxy.get("/api/policies").await.json()["policies"][0]["compared"], serde_json::json!([]));
-        for family in
-            ["foretell_control_group_ratio", "foretell_projected_speedup", "foretell_switchback_ratio"]
-        {
+        for family in ["foretell_control_group_ratio", "foretell_projected_speedup"] {
             assert_eq!(series(&proxy, family).await, Vec::<String>::new());
         }
-        assert!(proxy.replica().await["switchback"].is_null());
     }
 }

@@ -45,14 +45,6 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         }
         PlainReason::Policy => policy("mode: plain\n"),
         PlainReason::Shadow => policy("mode: shadow\n"),
-        // A window takes half of the time.
-        PlainReason::Switchback => Scene {
-            backend: "    budget: { windows: 1s/2s }\n",
-            before: |_| tokio::time::sleep(Duration::from_millis(50)).boxed(),
-            tries: 400,
-            ask: ending(),
-            ..plain
-        },
         // The first chat shows that there is a parser; the next one is plain.
         PlainReason::Parser => Scene {
             engines: engines::parsing,

@@ -4,9 +4,7 @@ use super::house::{Server, fleet, lines, sidecar, until_sidecars, until_up};
 use crate::fakes::vllm::Vllm;
 use crate::fakes::{Fake, Pace};
 use crate::groups::house::{before, compared, engine, forced, policy, send};
-use crate::groups::windows::{streams, switchback};
 use crate::reasons::proxy::Proxy;
-use crate::wire::PATIENCE;
 
 /// The basis of the projected speedup at a sidecar that sends no verify request.
 async fn basis(engine: &Fake<Vllm>, proxy: &Proxy) -> String {
@@ -96,31 +94,4 @@ async fn two_fleets_under_one_name_tell_their_engines_apart() {
     let second = sidecar(&there, &server.url(), "", &shadow()).await;
     until_sidecars(&second, 1).await;
     assert_eq!(basis(&there, &second).await, "probe");
-}
-
-/// Waits until both sidecars are in a plain window.
-async fn until_both(proxies: &[Proxy; 2]) {
-    loop {
-        let [one, other] = proxies;
-        let (one, other) = (switchback(one).await, switchback(other).await);
-        if one["in_window"] == true && other["in_window"] == true {
-            return;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sidecars_of_a_replica_have_their_plain_windows_at_the_same_time() {
-    let Some(server) = Server::start(&[]).await else { return };
-    let engine = engine(Pace::default()).await;
-    let (process, windows) = (fleet(&server.url(), ""), "    budget: { windows: 1s/4s }\n");
-    let plain = policy("plain", "holdback: { start: 0, floor: 0 }");
-    let proxies =
-        [before(&engine, &process, windows, &plain).await, before(&engine, &process, windows, &plain).await];
-    tokio::select! {
-        _ = futures_util::future::join(streams(&proxies[0]), streams(&proxies[1])) => {}
-        () = async { server.until_keys("foretell:1:window:*", 1).await; until_both(&proxies).await } => {}
-        () = tokio::time::sleep(PATIENCE) => panic!("{}", switchback(&proxies[0]).await),
-    }
 }

@@ -61,9 +61,8 @@ impl SpeculationController {
         learnt: &mut Measurements,
         now: Tick,
     ) -> Option<PlainReason> {
-        let rng = Some(&mut self.rng);
         let (speculating, first_token) = (state.speculating, self.first_token);
-        let inputs = GateInputs { learnt, speculating, rng, first_token, now };
+        let inputs = GateInputs { learnt, speculating, first_token, now };
         gates::closed(inputs).next().map(|(reason, _)| reason)
     }
 

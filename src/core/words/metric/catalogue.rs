@@ -81,8 +81,6 @@ sections! {
     "Is it helping" {
         gauge CONTROL_GROUP_RATIO = "foretell_control_group_ratio" ["policy", "backend", "bound"]
             "Time per token of requests that may be speculated on, divided by that of the held back control group. Below 1 speculation is faster.";
-        gauge SWITCHBACK_RATIO = "foretell_switchback_ratio" ["replica", "bound"]
-            "Time per token of a replica outside of its plain windows (time-sliced A/B windows), divided by that inside. Below 1 speculation is faster.";
         gauge PROJECTED_SPEEDUP = "foretell_projected_speedup" ["policy", "backend", "bound", "basis"]
             "Projected speedup of requests that were decoded plainly, from drafts made in the shadow: plain time divided by projected time.";
         counter HOLDBACK = "foretell_holdback_requests_total" ["policy"] "Eligible requests that were held back as control group.";

@@ -9,7 +9,6 @@ use std::time::Duration;
 use http::Uri;
 
 use crate::config::values::Glob;
-use foretell_core::control::Imposed;
 use foretell_core::words::VerifyMethod;
 use foretell_onnx::open::DeviceChoice;
 
@@ -89,8 +88,8 @@ pub struct Backend {
     pub methods: VerifyLimits,
     /// Limits of the probe.
     pub probe: Probe,
-    /// Cost that speculation may impose on other requests.
-    pub budget: Imposed,
+    /// Share of the free sequences, 0 to 1, that verify requests by fan-out may take.
+    pub slots: f64,
     /// True if the operator pays per token.
     pub billed: bool,
     /// True if it gets the requests for models that no backend lists; at most one backend does.

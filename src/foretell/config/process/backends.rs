@@ -14,9 +14,8 @@ use crate::config::kind::{Kind, base, boolean, path, period, ratio, size, text, 
 use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
-use crate::config::values::{self, Glob};
+use crate::config::values::Glob;
 use crate::config::yaml::{Node, Value};
-use foretell_core::control::{Imposed, Windows};
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::Dialect as Engine;
 use foretell_engines::openai::Api;
@@ -55,11 +54,8 @@ impl Default for Probe {
     }
 }
 
-/// Cost that speculation may impose on other requests of a backend without `budget`.
-pub(in crate::config) const BUDGET: Imposed = Imposed {
-    slots: 0.10,
-    windows: Some(Windows { window: Duration::from_secs(20), every: Duration::from_mins(30) }),
-};
+/// Share of the free sequences that verify requests by fan-out take on a backend without `budget`.
+pub(in crate::config) const SLOTS: f64 = 0.10;
 
 /// Values read so far that must be unique in the file.
 #[derive(Default)]
@@ -126,7 +122,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     let load = load(section.section("load", "The engine's load report."));
     let methods = methods(section.section("verify", "Verification methods and their limits."));
     let probe = probe(section.section("probe", "Measurement of verification costs."));
-    let budget = budget(section.section("budget", "Cost that speculation may impose on other requests."));
+    let slots = slots(section.section("budget", "Cost that speculation may impose on other requests."));
     let billed =
         section.or("billed", "It bills per token: no verify request is sent to it.", false, &boolean());
     section.close();
@@ -142,7 +138,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         load,
         methods,
         probe,
-        budget,
+        slots,
         billed,
         default,
     })
@@ -487,43 +483,9 @@ fn probe(mut section: Section<'_>) -> Probe {
     probe
 }
 
-fn budget(mut section: Section<'_>) -> Imposed {
-    let default = BUDGET;
-    let says =
-        "Time-sliced A/B windows of plain decoding (switchback), WINDOW/EVERY; auto: 20s/30m; off: none.";
-    let budget = Imposed {
-        slots: section.or(
-            "slots",
-            "Sequences that verify requests by fan-out take while others' requests run ÷ free ones.",
-            default.slots,
-            &ratio(),
-        ),
-        windows: section.or("windows", says, default.windows, &windows()),
-    };
+fn slots(mut section: Section<'_>) -> f64 {
+    let says = "Sequences that verify requests by fan-out take while others' requests run ÷ free ones.";
+    let slots = section.or("slots", says, SLOTS, &ratio());
     section.close();
-    budget
-}
-
-/// `auto`, `off`, or `WINDOW/EVERY`, such as `30s/10m`.
-fn windows() -> Kind<Option<Windows>> {
-    let parse = |text: &str| {
-        let (window, every) = match text {
-            "auto" => return Some(BUDGET.windows),
-            "off" => return Some(None),
-            both => both.split_once('/')?,
-        };
-        let window = values::duration(window).ok().filter(|window| !window.is_zero())?;
-        let every = values::duration(every).ok().filter(|every| *every > window)?;
-        Some(Some(Windows { window, every }))
-    };
-    let read = move |node: &Node| {
-        let allowed = "auto|off|WINDOW/EVERY with WINDOW shorter, such as 30s/10m";
-        let refusal = Refusal::new("not a window in a time", allowed);
-        // YAML 1.1 reads an unquoted `off` as false, and templates still do.
-        let meant = matches!(node.value, Value::Bool(false)).then(|| "off".to_owned());
-        let refusal = Refusal { suggestion: meant, ..refusal };
-        node.text().and_then(parse).ok_or(refusal)
-    };
-    let pattern = r"^(auto|off|0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h))$";
-    Kind::new(json!({ "type": "string", "pattern": pattern }), read).shown(|_| json!("auto"))
+    slots
 }

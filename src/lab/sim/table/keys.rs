@@ -123,26 +123,10 @@ pub(super) enum JitterWord {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Budget {
     pub slots: Option<Share>,
-    pub switchback: Option<Switchback>,
 }
 
 #[derive(Deserialize)]
 pub(super) struct Share(#[serde(deserialize_with = "number::<_, 0, 1>")] pub f64);
-
-#[derive(Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Switchback {
-    #[serde(deserialize_with = "seconds::<_, 100_000, DAY>")]
-    pub window: f64,
-    #[serde(deserialize_with = "seconds::<_, 1_000_000, DAY>")]
-    pub every: f64,
-}
-
-impl Default for Switchback {
-    fn default() -> Self {
-        Self { window: 20.0, every: 1800.0 }
-    }
-}
 
 /// A stream: either clients, with their time to think, or a rate.
 #[derive(Deserialize)]

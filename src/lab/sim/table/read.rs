@@ -2,13 +2,12 @@
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
-use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
-use super::keys::{Bounds, Budget, Engine, JitterWord, Keys, Overload, Text, Traffic};
+use super::keys::{Bounds, Engine, JitterWord, Keys, Overload, Text, Traffic};
 use super::{Expected, Table, Unusable};
 use crate::sim::engine::EngineSpec;
 use crate::sim::figures::Figure;
@@ -20,7 +19,6 @@ use crate::sim::sweep::Sweep;
 use crate::sim::traffic::{Arrivals, Stream};
 use crate::sim::values::WordOr;
 use crate::sim::world::{Mode, Setup};
-use foretell_core::control::{Imposed, Windows};
 use foretell_core::words::VerifyMethod;
 use foretell_onnx::pace::curve::Steps;
 
@@ -93,7 +91,7 @@ impl Reader<'_> {
         let text = keys.policy.clone().unwrap_or_else(|| permit::policy(keys.drafters.kinds()));
         let methods = self.methods(keys)?;
         let permit = permit::of(&format!("{} policy", self.file), &text, &methods, 1 << 20)?;
-        Ok(Permit { imposed: imposed(&keys.budget).unwrap_or(permit.imposed), ..permit })
+        Ok(Permit { slots: keys.budget.slots.as_ref().map_or(permit.slots, |share| share.0), ..permit })
     }
 
     fn methods(&self, keys: &Keys) -> Result<Vec<VerifyMethod>, Unusable> {
@@ -199,15 +197,4 @@ impl Reader<'_> {
         };
         expect.value.iter().map(one).collect()
     }
-}
-
-/// The backend's budget; `None` where the table sets none.
-fn imposed(budget: &Budget) -> Option<Imposed> {
-    let windows = budget.switchback.as_ref().map(|switchback| Windows {
-        window: Duration::from_secs_f64(switchback.window),
-        every: Duration::from_secs_f64(switchback.every),
-    });
-    let slots = budget.slots.as_ref().map(|share| share.0);
-    let is_set = slots.is_some() || windows.is_some();
-    is_set.then(|| Imposed { slots: slots.unwrap_or(0.1), windows })
 }

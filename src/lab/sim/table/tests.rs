@@ -14,7 +14,7 @@ drafter: none
 traffic:
   - { whose: ours, clients: { 30s: 64, 0s: 1 }, text: { copied: { rewrite: 0.1 } } }
   - { whose: others, rate: 2.5, text: { agreement: { turning: { first: 0.9, then: 0.1, at: 9 } } } }
-budget: { switchback: { window: 5s, every: 1m } }
+budget: { slots: 0.3 }
 overload: { from: 30s, until: 1m }
 expect:
   ratio: { min: 0.99 }
@@ -34,9 +34,7 @@ fn a_table_defines_the_setting() {
     assert_eq!((table.seconds, table.overload), (90.0, Some((30.0, 60.0))));
     assert!((table.setup.engine.cancel - 1.5).abs() < 1e-12 && table.setup.drafter.is_none());
     assert_eq!(table.setup.permit.rules.methods, [VerifyMethod::Score, VerifyMethod::FanOut]);
-    let imposed = table.setup.permit.imposed;
-    let every = imposed.windows.map(|windows| windows.every.as_secs());
-    assert_eq!((imposed.slots.to_string().as_str(), every), ("0.1", Some(60)));
+    assert_eq!(table.setup.permit.slots.to_string(), "0.3");
     let [ours, others] = &table.setup.streams[..] else { panic!("two streams") };
     let ramp = Ramp(vec![(0.0, 1.0), (30.0, 64.0)]);
     assert_eq!((ours.whose, &ours.arrivals), (Owner::Ours, &Arrivals::Closed { clients: ramp, think: 0.0 }));
