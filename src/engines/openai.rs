@@ -4,7 +4,6 @@
 //! PURE.
 
 pub mod answer;
-pub mod choices;
 pub mod control_header;
 pub mod cut;
 pub mod eligibility;
@@ -13,7 +12,6 @@ pub mod fields;
 pub mod grammar;
 pub mod grammar_key;
 pub mod json;
-pub mod logprobs;
 pub mod messages;
 pub mod output_tokens;
 pub mod parameters;
@@ -27,13 +25,11 @@ pub mod trim;
 pub mod usage;
 
 pub use answer::{Additive, Template, fill, order, strip};
-pub use choices::Apart;
 pub use control_header::Control;
 pub use eligibility::{Finding, Judgement, judge, refusal, understand};
 pub use grammar::{Grammar, Language, RESPONSE_FORMAT, STRUCTURED_OUTPUTS};
 pub use grammar_key::GrammarKey;
 pub use json::parsed_bytes;
-pub use logprobs::{Listed, Logprobs};
 pub use output_tokens::OutputTokens;
 pub use prediction::without_prediction;
 pub use reading::Reading;

@@ -155,12 +155,6 @@ impl Fleet {
         Some(chosen)
     }
 
-    /// Notes that a request goes to this replica, as [`Self::pick`] does for the one that it picks.
-    pub fn takes(&self, replica: &Replica) {
-        self.budget.request();
-        replica.chosen();
-    }
-
     /// The replica that a request for `model` would be sent to now, without sending one.
     pub fn would_pick(&self, model: Option<&str>) -> Option<Arc<Replica>> {
         self.backend(model)?.pick(&self.rng, None)

@@ -15,7 +15,6 @@ pub mod gates;
 mod grammar;
 mod head;
 pub mod live;
-mod logprobs;
 pub mod mode;
 mod parsing;
 mod plain;
@@ -147,19 +146,14 @@ impl SessionRunner {
         if Grammar::of(identity, request, &traits, self.clock.now()) == Grammar::Told(true) {
             return Some(Permission::Plain(PlainReason::Grammar));
         }
-        if let Some(narrowed) = logprobs::permission(identity, request, &traits) {
-            return Some(narrowed);
-        }
         let chat = request.route == Route::Chat;
         chat.then(|| parsing::permission(identity, request, &traits)).flatten()
     }
 
-    /// The state of the output parsers and of log-probabilities for this request, in words for the
-    /// operator; empty if they do not matter, or have proved themselves.
-    pub fn proof_notes(&self, identity: &Identity, request: &Request) -> Vec<String> {
-        let traits = self.setup.learnt.answer_traits(identity);
-        let texts = logprobs::note(identity, request, &traits);
-        parsing::note(identity, request, &traits).into_iter().chain(texts).collect()
+    /// The state of the output parsers for this request, in words for the operator; `None` if they
+    /// do not matter, or have proved themselves.
+    pub fn proof_note(&self, identity: &Identity, request: &Request) -> Option<String> {
+        parsing::note(identity, request, &self.setup.learnt.answer_traits(identity))
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.
@@ -253,14 +247,13 @@ impl SessionRunner {
 
     /// True if drafts are sampled rather than drawn with the target's own noise. Requires a target
     /// in this process, whose distributions are available. Ruled out by a client's seed, which
-    /// makes the text a function of the target's noise; by log-probabilities, which these answers
-    /// do not have; by lossy rules; by lookups, whose drafts
+    /// makes the text a function of the target's noise; by lossy rules; by lookups, whose drafts
     /// are merged with the model's; and by a draft timeout, which could be met or missed depending
     /// on the tokens drawn.
     fn samples(&self, ruling: &Ruling, exchange: &Exchange) -> bool {
         let asked = &exchange.request.sampling;
         let Rules { methods, accept, lookups, .. } = &ruling.rules;
-        let plain = asked.seed.is_none() && asked.logprobs.is_none();
+        let plain = asked.seed.is_none();
         let free = plain && ruling.sampling.temperature > 0.0 && !accept.is_lossy();
         let alone = lookups.is_empty() && self.setup.draft_timeout.is_none();
         free && alone && exchange.replica.is_here() && methods.first() == Some(&VerifyMethod::Tree)
@@ -282,9 +275,6 @@ impl SessionRunner {
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
         let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
-        if ruling.policy.corpus.share {
-            remembering = remembering.sharing(&identity.epoch.model);
-        }
         if let Some(recorder) = self.recorder(permission, ruling, exchange) {
             let tenant = tenant.map(ToOwned::to_owned);
             let (model, vocabulary) = (key.model.clone(), key.vocabulary.clone());
@@ -336,16 +326,6 @@ impl SessionRunner {
 }
 
 impl Serve for SessionRunner {
-    fn takes_apart(&self, replica: &Arc<Replica>, admitted: &Admitted<'_>) -> bool {
-        let knowledge = self.setup.identities.knowledge(replica);
-        let Some(knowledge @ ServerKnowledge::Known(identity)) = knowledge.as_deref() else { return false };
-        let ruling = || self.setup.rulebook.ruling(admitted, Some(knowledge), &self.setup.drafters);
-        let speculates = |Ruling { rules, .. }: Ruling| {
-            rules.permission == Permission::Speculate && !rules.methods.is_empty()
-        };
-        identity.engine.takes_apart(admitted.request) && ruling().is_ok_and(speculates)
-    }
-
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         let prepared = self.prepare(&exchange);
         async move {

@@ -1,7 +1,6 @@
 //! The commands of `foretell-lab`, with the exit codes of `foretell`.
 
 pub mod drafters;
-pub mod relay;
 pub mod sim;
 
 use std::process::ExitCode;
@@ -23,8 +22,6 @@ enum Command {
     Sim(sim::SimArgs),
     /// Play recorded texts with each of some drafters
     Drafters(drafters::DraftersArgs),
-    /// Compare Foretell with nginx as plain reverse proxies
-    Relay(relay::RelayArgs),
 }
 
 /// Parses the command line and runs the command.
@@ -40,7 +37,6 @@ pub fn main() -> ExitCode {
     match lab.command {
         Command::Sim(args) => sim::run(&args, stdout).into(),
         Command::Drafters(args) => drafters::run(&args, stdout).into(),
-        Command::Relay(args) => relay::run(&args, stdout).into(),
     }
 }
 

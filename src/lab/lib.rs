@@ -4,10 +4,8 @@
 //! |---|---|
 //! | [`sim`] | a fleet in virtual time, with the controller and the sessions of the product |
 //! | [`replay`] | drafters over recorded texts |
-//! | [`relay`] | Foretell and nginx as plain reverse proxies, turn by turn |
 //! | [`commands`] | the commands of `foretell-lab` |
 
 pub mod commands;
-pub mod relay;
 pub mod replay;
 pub mod sim;

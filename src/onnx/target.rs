@@ -10,6 +10,7 @@ mod fields;
 pub mod hugging;
 pub mod job;
 mod judge;
+mod logprobs;
 pub mod metrics;
 pub mod open;
 mod output;

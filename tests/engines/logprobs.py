@@ -4,7 +4,7 @@
     logprobs.py [--out FILE]        run by the Python of vLLM's installation
 
 For outputs in the bundled tokenizer, characters that are spread over several tokens among them: the member `logprobs` of
-the whole answers of both routes, made by vLLM's own classes from made-up numbers. `foretell_engines::openai::logprobs`
+the whole answers of both routes, made by vLLM's own classes from made-up numbers. `foretell_onnx::target::logprobs`
 is compared with the file (tests/goldens/logprobs.jsonl).
 """
 

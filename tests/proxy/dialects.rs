@@ -1,6 +1,5 @@
 //! The contract of the proxy, written once and tested for every dialect against its fake engine.
 
-mod choices;
 pub mod contract;
 mod distribution;
 mod evidence;

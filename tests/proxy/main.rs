@@ -14,7 +14,6 @@ mod engine_faults;
 mod fleet;
 mod gateway;
 mod groups;
-mod logprobs;
 mod parsers;
 mod probe;
 mod reasons;

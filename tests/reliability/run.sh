@@ -8,7 +8,6 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:-all}
-lab=$(realpath "${LAB:-target/dist/foretell-lab}")
 foretell=$(realpath "${FORETELL:-target/dist/foretell}") # scripts start it in other folders
 here=tests/reliability
 export PATH=$PATH:/usr/sbin PYTHONDONTWRITEBYTECODE=1
@@ -34,8 +33,7 @@ quick() {
   script drain --streams 100
 }
 latency() {
-  run "$lab" relay --foretell "$foretell" --pairs 4 --seconds 8 --requests 3000 --streams 0
-  run "$lab" relay --foretell "$foretell" --pairs 4 --seconds 8 --requests 0 --streams 200
+  run python3 tests/bench/relay.py --foretell "$foretell"
   script speed
 }
 memory() {

@@ -8,7 +8,7 @@ medians of the time that each adds to that without a proxy, Foretell to nginx. S
 64 connections, requests per second, Foretell to nginx, and no 5xx. The decision: processor time of
 Foretell per request with 200 policies of which the last matches, minus that with one.
 Bounds here, where the load and all the servers share the cores: at most 1.5 times nginx's addition
-(answers of small requests are measured by `foretell-lab relay`), at least half of nginx's
+(answers of small requests are measured by `tests/bench/relay.py`), at least half of nginx's
 requests per second, at most 5 us for 200 policies.
 """
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::openai::{Listed, parts};
+use crate::openai::parts;
 use foretell_core::session::Parsed;
 use foretell_core::units::TokenId;
 use foretell_core::words::Proposal;
@@ -35,9 +35,6 @@ pub struct Chunk {
     pub pending: bool,
     /// The later event that showed what these tokens are; `None` if none was needed.
     pub after: Option<Value>,
-    /// The list at the place of each of `tokens`; empty unless log-probabilities were asked
-    /// for by token ids.
-    pub listed: Vec<Listed>,
     /// The backend's proposal for what follows these tokens; `None` if it made none.
     pub proposal: Option<Proposal>,
     /// The event carries text whose ids are not known, or several choices.

@@ -7,7 +7,7 @@ use super::confirm::Confirmation;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::parse::{Parsers, call_grammar, is_strict};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -147,9 +147,6 @@ pub struct Engine {
     /// A grammar goes on from the output that is sent with a request (our own target), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
-    /// It lists log-probabilities by token ids, with every verification method and in later plain
-    /// requests.
-    pub logprobs: bool,
     /// Tokens that a head of its model can propose with an answer; 0 if it has none.
     pub proposes: usize,
     /// Its own speculative decoding is switched on.
@@ -228,7 +225,6 @@ impl Engine {
             parsers: Parsers::default(),
             unparsed: false,
             continues_grammar: false,
-            logprobs: false,
             proposes: 0,
             speculates: false,
             chat_defaults: None,
@@ -279,15 +275,6 @@ impl Engine {
         (sampling, known)
     }
 
-    /// True if the choices of a request for several may be asked for one by one, each like
-    /// `request`: without a seed, which the engine varies from choice to choice, and not at
-    /// temperature 0, where vLLM refuses several.
-    pub fn takes_apart(&self, request: &Request) -> bool {
-        let sampling = self.sampling(request).0;
-        let drawn = sampling.temperature > 0.0 && sampling.seed.is_none() && !self.seeded;
-        drawn && self.dialect.quirks().choices_are_requests
-    }
-
     /// Reason why this request may not be speculated on here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) =
@@ -297,9 +284,6 @@ impl Engine {
         }
         if let Some(doubted) = self.confirmation.as_ref().and_then(|of| of.doubted(sampling)) {
             return Some(Refused::by(RelayReason::DefaultsUnknown, doubted));
-        }
-        if sampling.logprobs.is_some() && !self.may_list(request, sampling) {
-            return Some(Refused::by(RelayReason::Parameter, "logprobs"));
         }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
@@ -333,14 +317,6 @@ impl Engine {
         let named = asked.or_else(|| request.forced.is_some().then_some("tool_choice"));
         let named = named.or_else(|| strict().then_some("tools"));
         named.map(|parameter| Refused::by(RelayReason::Structured, parameter))
-    }
-
-    /// True if the log-probabilities of this output can be written here: those of a text that no
-    /// parser takes apart and no grammar binds, where others are masked.
-    fn may_list(&self, request: &Request, sampling: &Sampling) -> bool {
-        let chat = request.route == Route::Chat;
-        let parsed = chat && self.parsers.apply(request.tools && !request.bars_tools);
-        self.logprobs && !parsed && sampling.grammar.is_none() && request.forced.is_none()
     }
 
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or
@@ -456,12 +432,6 @@ impl Engine {
     pub fn again(&self, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
         self.dialect.codec().again(self, round, asked)
     }
-
-    /// See [`super::Codec::listed`].
-    pub fn listed(&self, round: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
-        self.dialect.codec().listed(round, asked, bodies)
-    }
-
     /// See [`super::Codec::result`].
     ///
     /// # Errors

@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 
 use super::{Dialect, Engine, Usual};
 use crate::openai::parameters::{Field, Owner, TABLE, Treatment};
-use crate::openai::{Apart, Defaults, Judgement, Route, judge};
+use crate::openai::{Defaults, Judgement, Route, judge};
 use foretell_core::words::{RelayReason, VerifyMethod};
 
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
     let usual = |dialect: Dialect| {
-        let Usual { methods, noise, seeded, continues_grammar, logprobs } = dialect.quirks().usual?;
+        let Usual { methods, noise, seeded, continues_grammar } = dialect.quirks().usual?;
         Some(Engine {
             methods: methods.to_vec(),
             noise,
@@ -30,7 +30,6 @@ fn engines() -> Vec<Engine> {
             special: vec![0],
             may_end: vec![0],
             continues_grammar,
-            logprobs,
             unparsed: true,
             ..Engine::new(dialect, MODEL, "1")
         })
@@ -55,11 +54,7 @@ impl Fate {
         let body = body.to_string().into_bytes();
         let request = match judge(route, &body) {
             Judgement::Eligible(request) => request,
-            Judgement::Relay { reason, .. } => {
-                let apart = Apart::of(route, &body).filter(|apart| engine.takes_apart(&apart.request));
-                let Some(apart) = apart else { return Self::Relayed(reason) };
-                apart.request
-            }
+            Judgement::Relay { reason, .. } => return Self::Relayed(reason),
         };
         let (sampling, settled) = engine.sampling(&request);
         if let Some(refused) = engine.refuses(&request, &sampling) {
@@ -115,7 +110,7 @@ fn plain(route: Route, temperature: f64) -> Map<String, Value> {
 }
 
 /// A value of a carried parameter that changes something; `None` for those that every request has.
-fn sample(field: Field, route: Route) -> Option<Value> {
+fn sample(field: Field) -> Option<Value> {
     Some(match field {
         Field::Model
         | Field::Prompt
@@ -138,17 +133,15 @@ fn sample(field: Field, route: Route) -> Option<Value> {
         | Field::IncludeUsage
         | Field::ContinuousUsage
         | Field::ReturnTokenIds => json!(true),
-        Field::Logprobs if route == Route::Chat => json!(true),
         Field::MinTokens => json!(4),
         Field::StreamOptions => json!({ "include_usage": true }),
         Field::Prediction => json!({ "type": "content", "content": "hello there" }),
-        Field::Choices | Field::Logprobs => json!(2),
+        Field::Choices => json!(2),
         Field::Tools => json!([{ "type": "function", "function": { "name": "f" } }]),
         Field::ToolChoice => json!("auto"),
         Field::ParallelToolCalls => json!(false),
         Field::ResponseFormat => json!({ "type": "json_object" }),
         Field::StructuredOutputs => json!({ "json_object": true }),
-        Field::TopLogprobs => json!(0),
     })
 }
 
@@ -184,7 +177,7 @@ pub fn reference() -> String {
         line(&mut text, &format!("**{name}**, plain"), route, |bucket| Value::Object(plain(route, bucket)));
         for row in TABLE.iter().filter(|row| row.routes.has(route)) {
             let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else { continue };
-            let Some(value) = sample(field, route).filter(|_| !row.name.contains('.')) else { continue };
+            let Some(value) = sample(field).filter(|_| !row.name.contains('.')) else { continue };
             line(&mut text, &format!("{name}, `{}`", row.name), route, |bucket| {
                 with(route, bucket, row.name, value.clone())
             });

@@ -14,9 +14,9 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, non_default_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest, listed,
+    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
@@ -44,11 +44,9 @@ const QUIRKS: Quirks = Quirks {
         methods: &[VerifyMethod::Tree, VerifyMethod::FanOut],
         noise: Noise::Position,
         continues_grammar: true,
-        logprobs: true,
         ..Usual::COMMON
     }),
     shares_noise: true,
-    choices_are_requests: true,
     continuous_usage: true,
     stop_order: StopOrder::FirstComplete,
     hollow_deltas: true,
@@ -92,7 +90,6 @@ impl Codec for Onnx {
             parsers,
             renders: parsers != Parsers::default(),
             derenders: parsers != Parsers::default(),
-            logprobs: true,
             proposes: answers.number(MODELS, "/data/0/proposes").unwrap_or(0) as usize,
             continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR),
             ..Engine::new(Dialect::Onnx, model, version)
@@ -192,14 +189,6 @@ impl Codec for Onnx {
         Ok(result)
     }
 
-    fn listed(&self, round: &Round<'_>, _: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
-        let Ok(body) = shared::only(bodies) else { return Vec::new() };
-        match round.method {
-            VerifyMethod::Tree => tree_listed(body).unwrap_or_default(),
-            _ => listed::of_fan_out(body),
-        }
-    }
-
     fn load(&self, body: &str) -> Option<Load> {
         let [running, waiting] = ["foretell_target_requests_running", "foretell_target_requests_waiting"];
         let load = shared::load(body, running, waiting, &["foretell_target_kv_usage_ratio"])?;
@@ -210,7 +199,7 @@ impl Codec for Onnx {
 
 fn fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = non_default_fields(sampling);
-    shared::ask_ids(sampling, &mut fields);
+    shared::ask_ids(&mut fields);
     fields
 }
 
@@ -226,18 +215,9 @@ fn tree(engine: &Engine, round: &Round<'_>) -> Call {
         .put("parents", parents)
         .all(&non_default_fields(round.sampling));
     let body = if engine.proposes > 0 { body.put(PROPOSE, engine.proposes) } else { body };
-    let body = match most(round) {
-        Some(most) => body.put("top_logprobs", most),
-        // Then only the rows that the samples reach are judged.
-        None => body.put("logprobs", false),
-    };
+    // Without lists only the rows that the samples reach are judged.
+    let body = if round.weighs { body.put("top_logprobs", TOP) } else { body.put("logprobs", false) };
     Call { path: VERIFY, body: body.end() }
-}
-
-/// Number of the likeliest tokens that a round asks for; `None` if it asks for none. A lossy rule
-/// never judges a request for log-probabilities.
-fn most(round: &Round<'_>) -> Option<usize> {
-    if round.weighs { Some(TOP) } else { round.sampling.logprobs.map(|most| most as usize) }
 }
 
 /// Sends how many tokens of each prompt are output only if a parameter counts output.
@@ -296,7 +276,6 @@ impl VerifyAnswer {
 struct VerifyRow {
     /// `None` after the tokens that a sampled draft brought.
     sample: Option<TokenId>,
-    logprob: Option<f64>,
     draft_logprob: Option<f64>,
     #[serde(default)]
     top: Vec<(TokenId, f64)>,
@@ -333,17 +312,6 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
         proposal,
         ..VerifyResult::default()
     })
-}
-
-/// The lists of the rows of a verified tree: the sample, and the likeliest tokens.
-fn tree_listed(body: &[u8]) -> Option<Vec<Listed>> {
-    let answer: VerifyAnswer = serde_json::from_slice(body).ok()?;
-    let place = |row: VerifyRow| {
-        let own = (row.sample?, row.logprob?);
-        let others = row.top.into_iter().filter(|entry| entry.0 != own.0);
-        Some(std::iter::once(own).chain(others).collect())
-    };
-    Some(answer.rows.into_iter().map_while(place).collect())
 }
 
 #[cfg(test)]

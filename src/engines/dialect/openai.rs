@@ -67,7 +67,7 @@ fn likely(request: &Request) -> Option<String> {
     // request ineligible before.
     let penalized = request.sampling.presence_penalty > 0.0 || request.sampling.frequency_penalty > 0.0;
     let named = ["prediction", "max_completion_tokens"].iter().any(|name| request.body.contains_key(*name));
-    let refused = named || request.sampling.logprobs.is_some();
+    let refused = named;
     if penalized || refused || !request.rendered.is_empty() {
         return None;
     }

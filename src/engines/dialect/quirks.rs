@@ -93,9 +93,6 @@ pub struct Quirks {
     /// The sequences of a fan-out are slots that read a prompt one after the other and keep it
     /// (llama.cpp), so the probe fills them before it measures.
     pub fills_slots: bool,
-    /// It draws the choices of a request (`n`) as it would draw those of as many requests: vLLM
-    /// makes such requests of them itself (0.32, `v1/engine/parallel_sampling.py`).
-    pub choices_are_requests: bool,
     /// How it is told to reason.
     pub thinking: Thinking,
     /// It knows `stream_options.continuous_usage_stats`: others may refuse the request for it.
@@ -116,14 +113,12 @@ pub struct Usual {
     pub seeded: bool,
     /// It takes a grammar together with the ids that the grammar has read.
     pub continues_grammar: bool,
-    /// It lists log-probabilities by token ids with every verification method.
-    pub logprobs: bool,
 }
 
 impl Usual {
     /// Properties that most engines have in common.
     pub const COMMON: Self =
-        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false, logprobs: false };
+        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false };
 }
 
 /// The setting of an engine without which every prompt is computed anew, so that no verification
@@ -172,7 +167,6 @@ impl Quirks {
         shares_noise: false,
         rows_may_change: false,
         fills_slots: false,
-        choices_are_requests: false,
         thinking: Thinking::Template,
         continuous_usage: false,
         has_other_apis: false,

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
-use super::listed;
 use super::{
     Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
@@ -162,18 +161,13 @@ pub fn client_fields(sampling: &Sampling) -> Map<String, Value> {
 /// As [`client_fields`], and asks for the ids of the sampled tokens.
 pub fn client_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = client_fields(sampling);
-    ask_ids(sampling, &mut fields);
+    ask_ids(&mut fields);
     fields
 }
 
-/// Asks for the ids of the sampled tokens, and for log-probabilities by ids if the client asked for
-/// some.
-pub fn ask_ids(sampling: &Sampling, fields: &mut Map<String, Value>) {
+/// Asks for the ids of the sampled tokens.
+pub fn ask_ids(fields: &mut Map<String, Value>) {
     fields.insert("return_token_ids".into(), true.into());
-    if let Some(most) = sampling.logprobs {
-        fields.insert("logprobs".into(), most.into());
-        fields.insert("return_tokens_as_token_ids".into(), true.into());
-    }
 }
 
 /// Reason why an engine that draws with a fixed seed of its own cannot carry this request, `None`
@@ -240,7 +234,6 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     chunk.tokens = named.and_then(ids).unwrap_or_default();
     chunk.prompt =
         [choice, event].into_iter().find_map(|position| position.get("prompt_token_ids").and_then(ids));
-    chunk.listed = choice.get("logprobs").and_then(listed::by_id).unwrap_or_default();
     chunk.finish = finish_reason(choice).map(str::to_owned);
     let members = delta.and_then(Value::as_object).into_iter().flatten();
     let foreign =

@@ -22,7 +22,6 @@
 //! log-probabilities and is not.
 
 mod build;
-mod logprobs;
 mod minimum;
 
 use serde::Deserialize;
@@ -34,11 +33,9 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
     Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, listed, score,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
-use crate::openai::{
-    Additive, Defaults, GenerationConfig, Listed, Request, Route, Sampling, SamplingField, order,
-};
+use crate::openai::{Additive, Defaults, GenerationConfig, Request, Route, Sampling, SamplingField, order};
 use crate::translation::Thinking;
 use foretell_core::session::Hold;
 use foretell_core::units::TokenId;
@@ -51,8 +48,6 @@ const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// The default of `--max-logprobs`.
 const MAX_LOGPROBS: usize = 20;
-/// Number of log-probabilities of a place that a scored prompt has anyway, at temperature 0.
-const FEW: u32 = 2;
 /// Maximum prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const MAX_PROMPTS: usize = 1024;
 /// Tokens per block where the server does not report it.
@@ -68,8 +63,6 @@ const DERENDERS: [u32; 2] = [0, 24];
 /// The first version known to take `presence_penalty` and `frequency_penalty` from a
 /// `generation_config` (0.32, `config/model.py`).
 const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
-/// Versions of which it was read how they write log-probabilities, first and last.
-const READ: ([u32; 2], [u32; 2]) = ([0, 32], [0, 33]);
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -119,14 +112,9 @@ pub struct Vllm;
 /// its parsers return nothing (0.32, `chat_completion/serving.py`: `if delta_message is None`).
 const QUIRKS: Quirks = Quirks {
     owner: Some("vllm"),
-    usual: Some(Usual {
-        methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
-        logprobs: true,
-        ..Usual::COMMON
-    }),
+    usual: Some(Usual { methods: &[VerifyMethod::Score, VerifyMethod::FanOut], ..Usual::COMMON }),
     noise_may_be_placed: true,
     rows_may_change: true,
-    choices_are_requests: true,
     thinking: Thinking::Effort,
     continuous_usage: true,
     has_other_apis: true,
@@ -175,7 +163,6 @@ impl Codec for Vllm {
         let safe = score && build::may_be_cpu(metrics).is_none();
         let methods = [(safe, VerifyMethod::Score), (fan_out, VerifyMethod::FanOut)];
         let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
-        let read = shared::version(&version).is_some_and(|version| (READ.0..=READ.1).contains(&version));
         let rendered = rendered(answers);
         let renders = answers
             .text(shared::CHAT_RENDER)
@@ -201,8 +188,6 @@ impl Codec for Vllm {
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
             watermarks: shared::metric(metrics, &["vllm:watermark_requests_total"]).is_some(),
             renders,
-            // One flag opens both pages.
-            logprobs: read,
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
             broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),
@@ -247,12 +232,7 @@ impl Codec for Vllm {
     ) -> Vec<VerifyMethod> {
         let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
-        // With other sampling a server may list what it has made of the probabilities
-        // (`--logprobs-mode processed_logprobs`), where those of a prompt are its model's own.
-        // The V1 runner lists all of a prompt, so that long lists would cost more than they save.
-        let short = |most| engine.rows == RowShape::Tail || most <= FEW;
-        let lists = sampling.logprobs.is_none_or(|most| greedy && sampling.min_tokens == 0 && short(most));
-        let scores = (told || greedy) && lists && score::width(sampling, MAX_LOGPROBS).is_some();
+        let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
         let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
         engine.methods.iter().copied().filter(may).collect()
     }
@@ -371,24 +351,6 @@ impl Codec for Vllm {
         let sent = shared::fan_out_tokens(round, asked.nodes);
         let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
         Ok(shared_cache(round, asked.nodes, result))
-    }
-
-    fn listed(&self, round: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
-        let (Ok(body), Some(most)) = (shared::only(bodies), round.sampling.logprobs) else {
-            return Vec::new();
-        };
-        match round.method {
-            VerifyMethod::Score => logprobs::scored(asked.nodes, most, body).unwrap_or_default(),
-            _ => listed::of_fan_out(body),
-        }
-    }
-
-    fn text_call(&self, engine: &Engine, token: TokenId) -> Option<Call> {
-        Some(logprobs::text_call(engine, token))
-    }
-
-    fn token_text(&self, body: &[u8]) -> Option<String> {
-        logprobs::token_text(body)
     }
 
     /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
@@ -533,7 +495,6 @@ fn uncached_nodes(engine: &Engine, context: usize) -> usize {
 fn scored_by(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
     let width = score::width(round.sampling, MAX_LOGPROBS);
     let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
-    let width = width.max(round.sampling.logprobs.unwrap_or(0) as usize);
     Ok(VerifyRequest { calls: vec![score_call(round, nodes, width, true)], nodes })
 }
 
@@ -556,9 +517,6 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize, cached: bool) -> Ca
     {
         params.insert("prompt_logprobs".into(), width.into());
         params.insert("skip_reading_prefix_cache".into(), (!cached).into());
-    }
-    if let (Some(most), Some(params)) = (sampling.logprobs, params.as_object_mut()) {
-        params.insert("logprobs".into(), most.into());
     }
     // The one token that the engine samples; the rows before it are probabilities by logits alone.
     let least = minimum::behind(sampling, round.context.output.len() + path.len(), 1).min_tokens;

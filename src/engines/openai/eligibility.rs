@@ -73,12 +73,6 @@ pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> 
     if !request.stream {
         refuse(&mut findings, "stream_options", RelayReason::Parameter);
     }
-    if request.logprobs {
-        request.sampling.logprobs = Some(request.top_logprobs);
-    } else if request.top_logprobs > 0 {
-        // An error on most of them.
-        refuse(&mut findings, "top_logprobs", RelayReason::Parameter);
-    }
     request.body = members;
     Some((request, findings))
 }
@@ -140,8 +134,6 @@ fn blank(route: Route) -> Request {
         reads_reasoning_usage: true,
         return_token_ids: false,
         prediction: None,
-        logprobs: false,
-        top_logprobs: 0,
         tools: false,
         bars_tools: false,
         single_call: false,

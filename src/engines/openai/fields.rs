@@ -10,15 +10,11 @@ use serde_json::Value;
 use super::grammar::Grammar;
 use super::messages;
 use super::parameters::Field;
-use super::request::{Prompt, Request, Route};
+use super::request::{Prompt, Request};
 use super::sampling::{Sampling, SamplingField};
 use crate::parse::Forced;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason as R};
-
-/// Maximum number of log-probabilities of a place, in OpenAI's API and by default in vLLM
-/// (`--max-logprobs`).
-const MAX_LOGPROBS: u32 = 20;
 
 /// Reads the value of one carried parameter into the request.
 ///
@@ -89,12 +85,6 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
             let grammar = Grammar::of_structured_outputs(value).map_err(|_| R::Structured)?;
             bind(sampling, Some(grammar))?;
         }
-        // Zero still asks for the log-probability of the token itself.
-        Field::Logprobs if request.route == Route::Completions => {
-            sampling.logprobs = Some(list_size(value)?);
-        }
-        Field::Logprobs => request.logprobs = boolean(value)?,
-        Field::TopLogprobs => request.top_logprobs = list_size(value)?,
     }
     Ok(())
 }
@@ -139,10 +129,6 @@ fn above_zero(value: &Value, high: f64) -> Result<f64, R> {
 
 fn whole(value: &Value) -> Result<u32, R> {
     value.as_u64().and_then(|number| u32::try_from(number).ok()).ok_or(R::Parameter)
-}
-
-fn list_size(value: &Value) -> Result<u32, R> {
-    whole(value).and_then(|most| if most <= MAX_LOGPROBS { Ok(most) } else { Err(R::Parameter) })
 }
 
 fn positive(value: &Value) -> Result<u32, R> {

@@ -109,10 +109,6 @@ pub enum Field {
     ResponseFormat,
     /// As [`Field::ResponseFormat`].
     StructuredOutputs,
-    /// Carried where every verification method of the engine lists them.
-    Logprobs,
-    /// As [`Field::Logprobs`].
-    TopLogprobs,
 }
 
 /// A value that is the default of every server, so that sending it has no effect; llama.cpp's
@@ -268,8 +264,9 @@ pub static TABLE: &[Parameter] = &[
     row("store", Chat, OpenAi, Inert),
     row("service_tier", Chat, OpenAi, Inert),
     row("echo", Completions, OpenAi, Neutral(FALSE, R::Parameter)),
-    row("logprobs", Both, OpenAi, Carried(Field::Logprobs)),
-    row("top_logprobs", Chat, OpenAi, Carried(Field::TopLogprobs)),
+    row("logprobs", Completions, OpenAi, Relay(R::Parameter)),
+    row("logprobs", Chat, OpenAi, Neutral(FALSE, R::Parameter)),
+    row("top_logprobs", Chat, OpenAi, Neutral(ZERO, R::Parameter)),
     row("suffix", Completions, OpenAi, Relay(R::Parameter)),
     row("verbosity", Chat, OpenAi, Rendered(R::Parameter)),
     row("reasoning_effort", Chat, OpenAi, Rendered(R::Reasoning)),

@@ -125,10 +125,6 @@ pub struct Request {
     pub return_token_ids: bool,
     /// The client's own predicted output; `None` if it sent none.
     pub prediction: Option<String>,
-    /// A chat asks for log-probabilities; how many is in [`Sampling::logprobs`].
-    pub logprobs: bool,
-    /// Number of the likeliest tokens that a chat asks for besides each token's own.
-    pub top_logprobs: u32,
     /// Tools are offered.
     pub tools: bool,
     /// No tool may be called (`tool_choice: none`).

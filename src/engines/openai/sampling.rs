@@ -216,9 +216,6 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// The grammar that binds the output; `None` if none does.
     pub grammar: Option<Arc<Grammar>>,
-    /// Number of the likeliest tokens whose log-probabilities are listed with each token, besides
-    /// its own; `None` if none are.
-    pub logprobs: Option<u32>,
     /// The fields that the client has set; the others have the server's default, or OpenAI's if the
     /// server's is not known.
     pub set_by_client: SetFields,
@@ -248,7 +245,6 @@ impl Default for Sampling {
             min_tokens: 0,
             ignore_eos: false,
             grammar: None,
-            logprobs: None,
             set_by_client: SetFields::default(),
         }
     }

@@ -271,7 +271,6 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
         Rule::Exact => Some("it is the exact rule"),
         _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
         _ if ruling.sampling.grammar.is_some() => Some("a grammar binds the output"),
-        _ if ruling.sampling.logprobs.is_some() => Some("the request asks for log-probabilities"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
         _ if between.1 <= 0.0 => Some("its tolerance is 0 at this temperature"),
         Rule::Fly if !ruling.rules.methods.contains(&VerifyMethod::Tree) => {

@@ -60,7 +60,7 @@ impl Ruling {
             .filter_map(|part| if let Part::Inline(spec) = part { Some(spec.clone()) } else { None });
         // A seeded request asks for a reproducible text, which no rule may change; a rule that
         // takes a token for another does not know a grammar, nor its log-probability.
-        let exact = sampling.seed.is_some() || sampling.grammar.is_some() || sampling.logprobs.is_some();
+        let exact = sampling.seed.is_some() || sampling.grammar.is_some();
         let accept = if exact { Accept::default() } else { policy.accept.clone() };
         let rules = Rules {
             permission,

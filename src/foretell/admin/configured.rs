@@ -435,7 +435,7 @@ impl Configured {
         };
         let notes = identity
             .zip(question.request())
-            .map(|(identity, request)| self.known.runner.proof_notes(identity, request));
+            .and_then(|(identity, request)| self.known.runner.proof_note(identity, request));
         let known = ServerFacts {
             asked: "proxy",
             replica: replica.as_ref(),
@@ -443,7 +443,7 @@ impl Configured {
             models: &models,
             closed: &closed,
             now: &now,
-            notes: notes.unwrap_or_default(),
+            notes: notes.into_iter().collect(),
         };
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }

@@ -20,9 +20,9 @@ use crate::gateway::{Shared, tenant};
 use crate::http::headers;
 use crate::http::listen::Peer;
 use foretell_core::words::PlainReason;
-use foretell_engines::openai::{self, Apart, Finding, Request, Route};
+use foretell_engines::openai::{self, Finding, Request, Route};
 use foretell_engines::policy::explain::{AskNow, Besides, Explanation};
-use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Step, Wish};
+use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
 
 /// Prefix for header fields of `POST /api/explain` that the call needs for itself:
 /// `x-explain-authorization` stands for the explained request's `authorization`.
@@ -62,9 +62,6 @@ pub struct Question {
     pub body: Option<Understood>,
     /// Why the body is no valid JSON object, with the place.
     unreadable: Option<String>,
-    /// Of a request for several choices: their number, and the parsed body of a request for one,
-    /// if they may be asked for one by one.
-    apart: Option<(usize, Understood)>,
 }
 
 /// A parsed body; empty if it is no valid JSON object.
@@ -76,18 +73,8 @@ impl Question {
     pub fn new(route: Option<Route>, headers: HeaderMap, body: &[u8], limit: usize) -> Self {
         let route = route.unwrap_or_else(|| guess(body));
         let whole = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
-        let apart = whole.as_ref().and_then(|_| Apart::of(route, body));
-        let apart = apart.map(|apart| (apart.number, Understood(openai::understand(route, &apart.body))));
         let unreadable = whole.as_ref().filter(|whole| whole.0.is_none()).map(|_| unreadable(body));
-        Self { route, headers, peer: None, tenant: None, body: whole, unreadable, apart }
-    }
-
-    /// The number of choices, and the request for one of them, if this server's engine draws them
-    /// one by one.
-    fn one_choice(&self, server: &Fact<policy::ServerState<'_>>) -> Option<(usize, &Understood)> {
-        let Fact::Known(policy::ServerState::Known(server)) = server else { return None };
-        let (number, one) = self.apart.as_ref()?;
-        one.request().filter(|request| server.engine.takes_apart(request)).map(|_| (*number, one))
+        Self { route, headers, peer: None, tenant: None, body: whole, unreadable }
     }
 
     /// The model id in the body, if the body could be parsed.
@@ -236,15 +223,11 @@ pub fn explain(
     let head = facts::of_head(asked, tenant.as_deref(), Wish::read(wish), shared);
     let model = question.model().unwrap_or_default();
     let backend = known.replica.map(|replica| facts::backend(replica, model, &shared.modes));
-    let ready = known.replica.is_some_and(|replica| replica.health_state() == HealthState::Ready);
-    let permits = shared.sessions.available_permits();
-    let fits = |choices: usize| ready && permits >= choices && !shared.life.is_draining();
-    let one = question.one_choice(&known.server).filter(|(number, _)| fits(*number));
     let facts = Facts {
         head,
-        body: Fact::Known(Body::TooLarge),
+        body: Fact::Known(question.body.as_ref().map_or(Body::TooLarge, Understood::judged)),
         backend: Fact::Known(backend),
-        session: Fact::Known(permits > 0),
+        session: Fact::Known(shared.sessions.available_permits() > 0),
         server: known.server,
         policies: Fact::Known(policies),
         models: known.models,
@@ -255,26 +238,9 @@ pub fn explain(
     if let Some(doubt) = tenant::doubt(&process.tenant, question.peer, &question.headers) {
         notes.push(format!("The request is refused with 400: {}.", doubt.words()));
     }
-    let say = |body: Option<&Understood>, more: Option<String>| {
-        let judged = Fact::Known(body.map_or(Body::TooLarge, Understood::judged));
-        let notes = more.into_iter().chain(notes.clone()).collect();
-        let besides = Besides { asked: known.asked, replica: replica.clone(), notes };
-        let parameters = body.map_or(&[][..], Understood::parameters);
-        let facts = Facts { body: judged, ..facts.clone() };
-        policy::explain::explain(&facts, parameters, besides, known.closed, known.now)
-    };
-    let apart = one.map(|(number, one)| {
-        let how = format!("Each of the {number} choices is asked for by a request of its own, without `n`.");
-        say(Some(one), Some(how))
-    });
-    apart.filter(may_speculate).unwrap_or_else(|| say(question.body.as_ref(), None))
-}
-
-/// True if policies, process and client let the request be speculated on: only then are choices
-/// asked for one by one.
-fn may_speculate(told: &Explanation) -> bool {
-    told.path == "eligible"
-        && told.steps.iter().all(|step| step.step != Step::Permission.name() || step.result == "passed")
+    let besides = Besides { asked: known.asked, replica, notes };
+    let parameters = question.body.as_ref().map_or(&[][..], Understood::parameters);
+    policy::explain::explain(&facts, parameters, besides, known.closed, known.now)
 }
 
 /// Reason for which a replica is considered down, from its latest calls; `None` if it is not.

@@ -1,7 +1,5 @@
 //! One request from its head to the hand-over to the relay or the session runner.
 
-mod choices;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -17,7 +15,6 @@ use tower::ServiceBuilder;
 use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer};
 use tracing::Instrument;
 
-use self::choices::{AsOne, ServedBy};
 use super::facts;
 use super::relay::{Relay, fail};
 use super::route::{self, Read};
@@ -43,7 +40,7 @@ use crate::serving::failure::{Failure, shielded};
 use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::dialect;
 use foretell_engines::openai::{self, Judgement, Route};
-use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Subjects, Wish};
+use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Wish};
 use foretell_engines::translation::Untranslated;
 
 /// Maximum length of a client's `x-request-id` that is adopted, bytes.
@@ -339,13 +336,11 @@ impl Proxy {
         let peer = inbound.peer.map(|peer| peer.address.ip());
         let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
         inbound.record.relayed(route, RelayReason::Fault, None);
-        let placed = inbound.parts.extensions.remove::<ServedBy>();
-        let as_one = inbound.parts.extensions.remove::<AsOne>().is_some();
         let headers = &inbound.parts.headers;
         let api = inbound.record.api(route);
         let mut head = facts::of_head((route, api, headers), tenant.as_deref(), wish, &self.shared);
         head.speculates_anywhere &= self.serving.is_some();
-        let (why, model, to, body) = match self.admit(head, body, placed).await {
+        let (why, model, to, body) = match self.admit(head, body).await {
             Received::Serve { mut eligible, body } => {
                 // Of a chat's events only the prompt's tokens are read by a translation.
                 eligible.request.reads_reasoning_usage = !inbound.record.is_translation();
@@ -376,13 +371,6 @@ impl Proxy {
             }
             Received::Relay { why, model, to, body } => (why, model, to, body),
         };
-        if let (RelayReason::Choices, Payload::Whole(bytes)) = (why.reason, &body) {
-            let subjects = Subjects { api, headers, tenant: tenant.as_deref() };
-            let apart = || self.apart((route, subjects), wish, bytes, model.as_deref());
-            if let (false, Some((apart, replica))) = (as_one, apart()) {
-                return self.answer_apart(inbound, route, bytes.clone(), apart, &replica).await;
-            }
-        }
         inbound.record.relayed(route, why.reason, why.parameter);
         let Some(replica) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
             return fail(inbound.record, &Failure::NoBackend);
@@ -400,8 +388,8 @@ impl Proxy {
     }
 
     /// Takes the steps of an [`Admission`]: those of the head, and those of the body once it is
-    /// read. `placed`: the replica, if it is chosen already.
-    async fn admit(&self, head: Head<'_>, body: RequestBody, placed: Option<ServedBy>) -> Received {
+    /// read.
+    async fn admit(&self, head: Head<'_>, body: RequestBody) -> Received {
         let (route, headers) = (head.route, head.headers);
         let mut admission = Admission::begin(head);
         let early = relay(admission.ended());
@@ -438,7 +426,7 @@ impl Proxy {
                 admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
                 (relay(admission.ended()).unwrap_or(RelayReason::Body.into()), None)
             }
-            None => match self.judged(admission, route, &bytes, placed) {
+            None => match self.judged(admission, route, &bytes) {
                 Ok(eligible) => return Received::Serve { eligible, body: bytes },
                 Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
                     (Some(altered), Some(model)) => {
@@ -471,7 +459,6 @@ impl Proxy {
         admission: Admission<'_>,
         route: Route,
         body: &Bytes,
-        placed: Option<ServedBy>,
     ) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
         let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
             return Err((RelayReason::Memory.into(), None));
@@ -480,7 +467,7 @@ impl Proxy {
         let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let to = match &judged {
-            Judgement::Eligible(request) => self.replica_of(placed, &request.model),
+            Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
             Judgement::Relay { .. } => None,
         };
         match (self.placed(admission, &judged, to.as_deref()), judged, to) {
@@ -497,12 +484,6 @@ impl Proxy {
                 Err((why, to))
             }
         }
-    }
-
-    fn replica_of(&self, placed: Option<ServedBy>, model: &str) -> Option<Arc<Replica>> {
-        let Some(ServedBy(replica)) = placed else { return self.shared.fleet.pick(Some(model)) };
-        self.shared.fleet.takes(&replica);
-        Some(replica)
     }
 
     /// Takes the steps of a body that was judged and of the replica that was picked for it, and a

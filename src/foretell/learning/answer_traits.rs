@@ -27,29 +27,10 @@ pub struct AnswerTraits {
     unended: AtomicU32,
     /// The tokens that have ended its texts, and whether its answers name them as the stop.
     ends: Mutex<BTreeMap<TokenId, bool>>,
-    tidies: Mutex<Tidies>,
-    /// Times that it was asked for that.
-    asked: AtomicU32,
     /// How often each mark was text in its chats; `None` once it was not.
     marks: Mutex<BTreeMap<TokenId, Option<u32>>>,
 }
 
-/// Treatment of single tokens in log-probabilities (`clean_up_tokenization_spaces`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tidies {
-    /// The server has not told.
-    #[default]
-    Unknown,
-    /// It is being asked.
-    Asked,
-    /// They have their own texts.
-    Never,
-    /// Some spaces before punctuation are left out.
-    Always,
-}
-
-/// Times that a server is asked how it writes single tokens.
-const TRIES: u32 = 5;
 /// Times that a mark has to be text before it is taken for text.
 const SHOWN: u32 = 3;
 
@@ -157,27 +138,6 @@ impl AnswerTraits {
         let mut marks = self.marks.lock();
         let times = marks.entry(mark).or_insert(Some(0));
         *times = times.filter(|_| is_text).map(|times| times.saturating_add(1));
-    }
-
-    /// How it writes single tokens in log-probabilities.
-    pub fn tidies(&self) -> Tidies {
-        *self.tidies.lock()
-    }
-
-    /// True if it is to be asked for that: once, and again if it gave no answer.
-    pub fn begins_to_ask(&self) -> bool {
-        let mut tidies = self.tidies.lock();
-        let tries = || self.asked.fetch_add(1, Ordering::Relaxed) < TRIES;
-        let unknown = *tidies == Tidies::Unknown && tries();
-        if unknown {
-            *tidies = Tidies::Asked;
-        }
-        unknown
-    }
-
-    /// Notes its answer to that.
-    pub fn note_tidies(&self, tidies: Tidies) {
-        *self.tidies.lock() = tidies;
     }
 
     /// True if the last event of an aborted answer may hold something that is not known otherwise:

@@ -26,7 +26,6 @@ use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::trace::Trace;
 use crate::random::fresh_seed;
 use crate::serving::exchange::Exchange;
-use crate::serving::logprobs::Places;
 use crate::serving::run::Run;
 use foretell_core::draft::{Draft, Sampled};
 use foretell_core::session::{Event, Fault};
@@ -70,7 +69,6 @@ pub struct Common {
     pub sampling: Sampling,
     /// Lists of the engine behind the outputs of the session, if the client asked for
     /// log-probabilities.
-    places: Arc<Places>,
     /// A lossy accept rule needs the target's probabilities.
     pub weighs: bool,
     /// Size and time bounds.
@@ -171,7 +169,6 @@ impl Calls {
                 trace: exchange.slot.record.so_far().trace.clone(),
                 model: exchange.request.model.clone(),
                 sampling,
-                places: Arc::default(),
                 weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
                 limits: run.plan.limits,
                 process: Process::of(&run.plan.identity),
@@ -184,11 +181,6 @@ impl Calls {
     /// The engine of the replica.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
-    }
-
-    /// Lists of the engine behind the outputs of the session.
-    pub(super) fn places(&self) -> &Arc<Places> {
-        &self.0.places
     }
 
     /// Timeout of a call that no action of the session waits for.
@@ -445,10 +437,6 @@ impl Calls {
             tracing::debug!(%unreadable, "verification result not usable");
             Fault::Verify
         })?;
-        if put.sampling.logprobs.is_some() {
-            let listed = self.0.engine.listed(put, asked, &bodies);
-            self.0.places.learn_round(put, listed, &mut result);
-        }
         if !self.spells(put, &result) {
             tracing::debug!("the text of an answer is not that of its ids");
             return Err(Fault::Verify);
@@ -461,14 +449,6 @@ impl Calls {
         }
         result.put = Some(made);
         Ok(result)
-    }
-
-    /// The text of a token, as the server writes it alone; `None` if it does not tell.
-    pub async fn token_text(&self, token: TokenId) -> Option<String> {
-        let codec = self.0.engine.dialect.codec();
-        let call = codec.text_call(&self.0.engine, token)?;
-        let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None));
-        codec.token_text(&asked.await.ok()?.ok()?)
     }
 
     /// True if the text that came with each sample is that of its id.

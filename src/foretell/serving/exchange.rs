@@ -17,7 +17,7 @@ use crate::http::memory::Memory;
 use crate::observe::{Observer, Record};
 use foretell_core::words::Mode;
 use foretell_engines::openai::{self, Api, Control};
-use foretell_engines::policy::{Admitted, Relay};
+use foretell_engines::policy::Relay;
 
 /// The answer, or the request handed back unanswered so that it can be relayed.
 pub type Served = Result<Response<Body>, Box<Declined>>;
@@ -27,10 +27,6 @@ pub trait Serve: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the
     /// client left.
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
-
-    /// True if the choices of a request for several may be asked for one by one on this replica,
-    /// and a policy lets each of them, which is `admitted`, be speculated on.
-    fn takes_apart(&self, replica: &Arc<Replica>, admitted: &Admitted<'_>) -> bool;
 }
 
 /// State shared by the parts of a running gateway.

@@ -16,7 +16,6 @@ use super::drafting::Drafting;
 use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
 use super::head;
-use super::logprobs;
 use super::parsing;
 use super::plain::{Form, PlainStream};
 use super::plan::SessionPlan;
@@ -135,7 +134,6 @@ impl Run {
             record.reads_others();
         }
         if let Some(reason) = self.plan.rules.permission.never() {
-            logprobs::learn(&self, &exchange, reason);
             return self.pass(exchange, reason).await;
         }
         if self.plan.identity.engine.tells_first_token(&exchange.request) {

@@ -27,12 +27,11 @@ use crate::serving::calls::Calls;
 use crate::serving::drafting::{Drafting, Reply};
 use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
-use crate::serving::logprobs::OutputLogprobs;
 use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::recovery::IdRecovery;
 use crate::serving::run::Run;
-use crate::serving::sink::{End, Gone, Piece, Sink};
+use crate::serving::sink::{End, Gone, Sink};
 use foretell_core::control::Alarm;
 use foretell_core::draft::Source;
 use foretell_core::session::{
@@ -115,8 +114,6 @@ pub struct SessionLoop {
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,
     recovery: Option<IdRecovery>,
-    /// Writes the log-probabilities; `None` if the client asked for none.
-    logprobs: Option<Box<OutputLogprobs>>,
     /// Id of the plain call that is not read because its token ids are being requested.
     held: Option<ActionId>,
     /// The prompt's ids came from a separate call and have not been compared with the backend's own
@@ -188,7 +185,6 @@ impl SessionLoop {
             marks: is_read.then(|| Arc::clone(&run.plan.identity.tokenizer)),
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
             recovery: run.recovery(),
-            logprobs: OutputLogprobs::of(&run.plan, &request, calls.places()).map(Box::new),
             held: None,
             uncounted: prompt_ids_call.is_some() || quirks.usage_runs,
             drafting: run.drafting,
@@ -239,8 +235,7 @@ impl SessionLoop {
                 Ok(None) => self.request_token_ids(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
-            let listed = self.logprobs.as_ref().map_or(0, |logprobs| logprobs.bytes());
-            self.slot.record.session_holds(self.session.bytes() + listed);
+            self.slot.record.session_holds(self.session.bytes());
             let happened = self.wait().await;
             if let Some((unsent, why)) = self.resend_if_unanswered(&happened) {
                 return Err(self.unanswered(unsent, why));
@@ -468,16 +463,12 @@ impl SessionLoop {
                 Action::Passed(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.parsed.text);
-                    let sent = self.logprobs.as_mut().map(|logprobs| logprobs.sent());
-                    let logprobs = sent.unwrap_or_default();
-                    self.sink.passed(Box::new(Piece { delta, logprobs })).await?;
+                    self.sink.passed(delta).await?;
                 }
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.parsed.text);
-                    let own = self.logprobs.as_mut().map(|logprobs| logprobs.write(&delta.tokens));
-                    let logprobs = own.unwrap_or_default();
-                    self.sink.emit(Box::new(Piece { delta, logprobs })).await?;
+                    self.sink.emit(delta).await?;
                     if let Some(took) = self.sink.took() {
                         self.shared.observer.metrics().overhead(Stage::Stream, took);
                     }

@@ -29,7 +29,7 @@ use foretell_engines::openai::answer::{Additive, STOPS, Template, fill};
 use foretell_engines::openai::event::{self, finish_reason, finishes, is_usage};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
-use foretell_engines::openai::{Request, Route, logprobs, sse};
+use foretell_engines::openai::{Request, Route, sse};
 use foretell_engines::parse::{Parsers, Whole};
 
 /// Member that identifies the server's configuration.
@@ -68,7 +68,7 @@ pub struct Sink {
     /// How reasoning and tool calls are written; `None` in a session without an output parser.
     parts: Option<PartWriter>,
     /// Output that is not sent yet, so that the last piece can carry the finish reason.
-    held: Option<Box<Piece>>,
+    held: Option<Delta>,
     /// All events come from the backend, see [`Sink::verbatim`].
     verbatim: bool,
     /// A piece of output could not be written, for want of an event to model it after.
@@ -103,27 +103,8 @@ struct OwnEnd {
 }
 
 enum Shape {
-    Stream {
-        frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>,
-        usage: bool,
-        trailers: bool,
-    },
-    Whole {
-        text: String,
-        tokens: Vec<u32>,
-        logprobs: Box<Value>,
-        more: Map<String, Value>,
-        parts: Option<Whole>,
-    },
-}
-
-/// A piece of output.
-#[derive(Debug, Default)]
-pub struct Piece {
-    /// Its tokens, and what of it goes out.
-    pub delta: Delta,
-    /// The log-probabilities of the tokens; null if there are none.
-    pub logprobs: Value,
+    Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
+    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value>, parts: Option<Whole> },
 }
 
 /// The client has left.
@@ -149,7 +130,7 @@ impl Sink {
     /// One JSON answer, written at the end.
     pub fn whole(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
         let (text, tokens, more) = (String::new(), Vec::new(), Map::new());
-        let shape = Shape::Whole { text, tokens, logprobs: Box::default(), more, parts: None };
+        let shape = Shape::Whole { text, tokens, more, parts: None };
         Self::new(request, engine, answer_traits, shape)
     }
 
@@ -388,7 +369,7 @@ impl Sink {
     }
 
     /// Takes a piece of output; it is sent by the next call of [`Sink::release`] or with the end.
-    pub async fn emit(&mut self, piece: Box<Piece>) -> Result<(), Gone> {
+    pub async fn emit(&mut self, piece: Delta) -> Result<(), Gone> {
         self.release().await?;
         self.held = Some(piece);
         Ok(())
@@ -410,11 +391,11 @@ impl Sink {
     }
 
     /// Takes a piece of output that a client that streams has received in the backend's own event.
-    pub async fn passed(&mut self, piece: Box<Piece>) -> Result<(), Gone> {
+    pub async fn passed(&mut self, piece: Delta) -> Result<(), Gone> {
         if self.is_whole() {
             return self.emit(piece).await;
         }
-        self.counted(&piece.delta);
+        self.counted(&piece);
         Ok(())
     }
 
@@ -440,25 +421,22 @@ impl Sink {
         }
     }
 
-    async fn write(&mut self, piece: Box<Piece>) -> Result<(), Gone> {
-        let Piece { delta, logprobs: listed } = *piece;
-        if let Shape::Whole { text, tokens, logprobs, .. } = &mut self.shape {
+    async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
+        if let Shape::Whole { text, tokens, .. } = &mut self.shape {
             text.push_str(&delta.parsed.text);
             tokens.extend(delta.tokens);
-            logprobs::join(logprobs, listed);
             return Ok(());
         }
         let begun = Instant::now();
         self.shaped();
         self.counted(&delta);
         let bytes = match &self.frame {
-            Some(frame) if self.parts.is_none() && listed.is_null() => frame.around(&delta.parsed.text),
+            Some(frame) if self.parts.is_none() => frame.around(&delta.parsed.text),
             _ => {
                 let Some(mut chunk) = self.chunk(&delta, None) else {
                     self.unwritten |= self.template.is_none() && !delta.parsed.is_empty();
                     return Ok(());
                 };
-                say_logprobs(&mut chunk, listed);
                 self.say_running(&mut chunk);
                 sse::encode_json(&chunk).into()
             }
@@ -514,14 +492,13 @@ impl Sink {
     }
 
     /// The event that ends the text of a stream.
-    async fn finish_text(&mut self, mut last: Box<Piece>, end: &End, told: &Finished) -> Result<(), Gone> {
+    async fn finish_text(&mut self, mut last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
         let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
-        if bare && !last.delta.parsed.text.is_empty() {
+        if bare && !last.parsed.text.is_empty() {
             self.write(std::mem::take(&mut last)).await?;
         }
-        self.counted(&last.delta);
-        let Some(mut chunk) = self.chunk(&last.delta, end.finish) else { return self.write(last).await };
-        say_logprobs(&mut chunk, last.logprobs.take());
+        self.counted(&last);
+        let Some(mut chunk) = self.chunk(&last, end.finish) else { return self.write(last).await };
         let wanted = self.tells_usage();
         if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
             *delta = self.template.as_ref().map_or_else(|| json!({}), Template::empty_delta);
@@ -565,11 +542,8 @@ impl Sink {
     }
 
     fn whole_answer(&mut self, end: &End, told: &Finished) -> Option<Value> {
-        let Shape::Whole { logprobs, .. } = &mut self.shape else { return None };
-        let logprobs = logprobs.take();
         let Shape::Whole { text, tokens, more, parts, .. } = &self.shape else { return None };
         let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
-        say_logprobs(&mut answer, logprobs);
         self.say_fingerprint(&mut answer);
         fill(&mut answer, &self.last);
         if let (Some(own), Some(choice)) =
@@ -597,13 +571,5 @@ impl Sink {
             Shape::Stream { frames, .. } => frames.send(Ok(frame)).await.map_err(|_| Gone),
             Shape::Whole { .. } => Ok(()),
         }
-    }
-}
-
-/// Puts log-probabilities into the choice of an answer, if there are any.
-fn say_logprobs(answer: &mut Value, logprobs: Value) {
-    let choice = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut);
-    if let Some(choice) = choice.filter(|_| !logprobs.is_null()) {
-        choice.insert("logprobs".to_owned(), logprobs);
     }
 }

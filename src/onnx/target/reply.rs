@@ -5,11 +5,12 @@ use serde_json::{Map, Value, json};
 
 use crate::forward::HeadDraft;
 use crate::target::job::{PromptRow, Verified};
+use crate::target::logprobs::Listed;
 use crate::target::output::Finish;
 use crate::target::words::Words;
 use foretell_core::session::Parsed;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Listed, Route, parts};
+use foretell_engines::openai::{Route, parts};
 use foretell_engines::parse::Whole;
 
 /// The member of a chat for reasoning, as in vLLM.

@@ -22,6 +22,7 @@ use crate::sampler::Sampler;
 use crate::target::errors::Refusal;
 use crate::target::fields::invalid;
 use crate::target::job::{Drawn, Failure, Generate, Job, Limits, Verify};
+use crate::target::logprobs::Logprobs;
 use crate::target::metrics::Metrics;
 use crate::target::output::Output;
 use crate::target::parts::{Derender, Generated, Parsing};
@@ -33,7 +34,7 @@ use crate::target::wire::{self, Ask, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Grammar, Logprobs, Route, Sampling};
+use foretell_engines::openai::{Grammar, Route, Sampling};
 use foretell_engines::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.

@@ -7,6 +7,7 @@ use futures_util::future::poll_fn;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::target::job::{Event, Failure, PromptRow};
+use crate::target::logprobs::{Listed, Logprobs};
 use crate::target::output::{Finish, Output, Step};
 use crate::target::parts::Parsing;
 use crate::target::reply::{Choice, Envelope, OutputDetails, Proposed, Speller, Usage, listed};
@@ -14,7 +15,7 @@ use crate::target::server::now;
 use crate::target::wire::{Ask, StreamUsage};
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Listed, Logprobs, Route};
+use foretell_engines::openai::Route;
 
 const CALLS: &str = foretell_core::session::Finish::ToolCalls.name();
 

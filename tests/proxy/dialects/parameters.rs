@@ -106,16 +106,6 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
             Setting::may_not(json!({"type": "json_object"}), RelayReason::Structured),
         ],
         Field::StructuredOutputs => vec![Setting::may_not(json!({"regex": "a+"}), RelayReason::Structured)],
-        // Where the engine lists them by ids: tests/proxy/logprobs.rs.
-        Field::Logprobs => {
-            vec![
-                Setting::may_not(json!(2), RelayReason::Parameter),
-                Setting::may_not(json!(true), RelayReason::Parameter),
-            ]
-        }
-        Field::TopLogprobs => {
-            vec![Setting::may(json!(0)), Setting::may_not(json!(1), RelayReason::Parameter)]
-        }
         Field::ToolChoice => {
             vec![Setting::may(json!("none")), Setting::may_not(json!("required"), RelayReason::Structured)]
         }
@@ -244,8 +234,7 @@ pub async fn blamed(
         .iter()
         .filter(|line| !line["refused"].is_null())
         .collect();
-    let of_the_row =
-        setting.refused.is_none() || named == row.name || (row.name, &*named) == ("logprobs", "seed");
+    let of_the_row = setting.refused.is_none() || named == row.name;
     let known = parameters::find(ask.route, &named).is_some();
     let listed =
         refused.iter().any(|line| line["name"] == named.as_str() && line["refused"] == reason.as_str());
@@ -309,10 +298,7 @@ impl Tally {
         // These render requests, or tell the prompt with the first token.
         let tells = house.row.name == "vllm-scale-out" || house.row.dialect == "sglang";
         let renders = tells && matches!(row.treatment, Treatment::Rendered(_));
-        // A number asks for them in completions, a flag in chats.
-        let lists = house.row.dialect == "vllm" && row.name == "logprobs" && reason != Some("parameter");
         let rightly = match setting.refused {
-            Some(_) if lists => path.is_some(),
             Some(_) if renders => matches!(path, Some("plain" | "speculated")),
             Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
             None => path.is_some(),

@@ -149,7 +149,11 @@ async fn a_request_that_is_not_eligible_is_relayed_with_its_reason() {
         ask
     };
     let two = json!({"n": 2, "temperature": 0});
-    for (fields, reason) in [(json!({"echo": true}), "parameter"), (two, "choices")] {
+    let drawn = json!({"n": 2, "temperature": 0.9, "seed": 7});
+    let listed = json!({"logprobs": 1});
+    for (fields, reason) in
+        [(json!({"echo": true}), "parameter"), (listed, "parameter"), (two, "choices"), (drawn, "choices")]
+    {
         let ask = with(fields);
         let answer = house.through(&ask, "x").await;
         assert_eq!(answer.plain, house.direct(&ask).await.plain);
@@ -163,22 +167,6 @@ async fn a_request_that_is_not_eligible_is_relayed_with_its_reason() {
     let models = get(house.front(), "/v1/models").await;
     assert_eq!(models.head.get("x-foretell-path"), Some("relayed"));
     assert_eq!(models.json(), get(house.target.address, "/v1/models").await.json());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_choices_are_drawn_one_by_one() {
-    let house = House::build(Setup::default()).await;
-    let token = house.tokenizer.encode("e", false).unwrap()[0].to_string();
-    let fields = json!({"prompt": "take eeee", "max_tokens": 16, "temperature": 0.9, "n": 2,
-        "logit_bias": {token: 100}});
-    for ask in Ask::all(&fields) {
-        let (answer, direct) = (house.through(&ask, "two").await, house.direct(&ask).await);
-        assert_eq!(answer.plain, direct.plain, "{ask:?}");
-        let told = answer.foretell()["choices"].as_array().cloned().unwrap_or_default();
-        assert!(told.len() == 2 && told.iter().all(|one| one["path"] == "speculated"), "{answer:?}");
-        let ids = |id: &str| house.middlebox.seen(id).len();
-        assert!(ids("two") > 0 && ids("two.1") > 0, "each has a name of its own");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

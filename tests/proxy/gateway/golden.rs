@@ -1,13 +1,10 @@
 //! Five hundred bodies are relayed byte for byte, both ways, with any content and any framing.
 
-use std::sync::Arc;
-
 use foretell::app::Gateway;
-use foretell::fleet::{Replica, ReplicaSettings};
+use foretell::fleet::ReplicaSettings;
 use foretell::gateway::Settings;
 use foretell::serving::exchange::{Exchange, Serve, Served};
 use foretell_core::words::RelayReason;
-use foretell_engines::policy::Admitted;
 use futures_util::future::BoxFuture;
 
 use super::house;
@@ -76,10 +73,6 @@ impl SplitMix64 {
 struct Never;
 
 impl Serve for Never {
-    fn takes_apart(&self, _: &Arc<Replica>, _: &Admitted<'_>) -> bool {
-        false
-    }
-
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         Box::pin(async { Err(exchange.decline(RelayReason::Fault)) })
     }

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use foretell::app::Gateway;
-use foretell::fleet::{ModelName, Replica, ReplicaSettings};
+use foretell::fleet::{ModelName, ReplicaSettings};
 use foretell::gateway::Settings;
 use foretell::http::body::full;
 use foretell::serving::exchange::{Client, Exchange, Serve, Served};
 use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::openai::Control;
-use foretell_engines::policy::Admitted;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
@@ -23,10 +22,6 @@ const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 
 impl Serve for Noting {
-    fn takes_apart(&self, _: &Arc<Replica>, _: &Admitted<'_>) -> bool {
-        false
-    }
-
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         if self.1 {
             return Box::pin(async { Err(exchange.decline(RelayReason::Fault)) });
@@ -141,10 +136,6 @@ async fn a_request_that_the_session_runner_gives_back_is_relayed_unchanged() {
 struct Broken;
 
 impl Serve for Broken {
-    fn takes_apart(&self, _: &Arc<Replica>, _: &Admitted<'_>) -> bool {
-        false
-    }
-
     fn serve(&self, _exchange: Exchange) -> BoxFuture<'static, Served> {
         Box::pin(async { panic!("a planted fault") })
     }

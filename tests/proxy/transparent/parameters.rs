@@ -43,8 +43,7 @@ async fn every_refused_parameter_is_named_before(#[values("trtllm", "triton", "o
     assert_eq!(named, refused);
 }
 
-/// True if this engine verifies drafts under the grammar that the parameter asks for, or lists the
-/// log-probabilities.
+/// True if this engine verifies drafts under the grammar that the parameter asks for.
 fn carries(engine: &str, parameter: &str) -> bool {
-    engine == "onnx" && ["response_format", "structured_outputs", "logprobs"].contains(&parameter)
+    engine == "onnx" && ["response_format", "structured_outputs"].contains(&parameter)
 }

@@ -91,14 +91,7 @@ impl SessionLoop {
                 Err(Gone) => return self.session.handle(WORLD, Event::ClientGone, now),
             }
         }
-        let (later, output) = (!self.first, self.session.output());
-        let lists = self.logprobs.as_ref().filter(|_| later);
-        if lists.is_some_and(|logprobs| !logprobs.learn(output, &mut chunk)) {
-            self.cause("an event of the stream lacks log-probabilities".to_owned());
-            return self.session.handle(id, Event::Fault(Fault::Plain), now);
-        }
         self.first_only(id, &chunk);
-        self.pass_logprobs(id, &event, &chunk);
         self.note_marks(&chunk);
         let parsed = self.parsed(id, &mut chunk);
         let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
@@ -349,15 +342,6 @@ impl SessionLoop {
         }
         if let Some(recovery) = &mut self.recovery {
             recovery.push_text(&chunk.text);
-        }
-    }
-
-    /// Takes the log-probabilities in an event of the first call. Where the server writes tokens
-    /// otherwise than they are written here, the request stays plain.
-    fn pass_logprobs(&mut self, id: ActionId, event: &Value, chunk: &Chunk) {
-        let Some(logprobs) = self.logprobs.as_mut().filter(|_| self.first) else { return };
-        if !chunk.tokens.is_empty() && !logprobs.pass(&chunk.tokens, event) {
-            self.session.handle(id, Event::Doubt, self.clock.now());
         }
     }
 

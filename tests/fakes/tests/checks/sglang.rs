@@ -223,7 +223,8 @@ async fn every_penalty_counts_output_only() {
 
 #[tokio::test]
 async fn defaults_of_the_model_reach_the_chat_route_alone() {
-    let defaults = Defaults { temperature: Some(0.0), repetition_penalty: Some(1.9), ..Defaults::default() };
+    let defaults =
+        Defaults { temperature: Some(0.0), repetition_penalty: Some(1.90625), ..Defaults::default() };
     let fake = sglang(|options| options.setup.defaults = defaults).await;
     let chat = async |extra: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "return_token_ids": true});
@@ -233,7 +234,7 @@ async fn defaults_of_the_model_reach_the_chat_route_alone() {
     let bare = chat(json!({})).await;
     assert_eq!(
         bare["response_token_ids"],
-        chat(json!({"repetition_penalty": 1.9, "temperature": 0})).await["response_token_ids"]
+        chat(json!({"repetition_penalty": 1.90625, "temperature": 0})).await["response_token_ids"]
     );
     let prompt = ids(&bare["prompt_token_ids"]);
     let text = async |params: Value| {
@@ -242,11 +243,14 @@ async fn defaults_of_the_model_reach_the_chat_route_alone() {
         ids(&answer["output_ids"])
     };
     let want = ids(&bare["response_token_ids"]);
-    assert_eq!(text(json!({"max_new_tokens": 30, "temperature": 0, "repetition_penalty": 1.9})).await, want);
+    assert_eq!(
+        text(json!({"max_new_tokens": 30, "temperature": 0, "repetition_penalty": 1.90625})).await,
+        want
+    );
     assert_ne!(text(json!({"max_new_tokens": 30, "temperature": 0})).await, want);
     let shown =
         get(fake.address, "/server_info").await.text() + &get(fake.address, "/model_info").await.text();
-    assert!(!shown.contains("1.9") && shown.contains("\"sampling_defaults\":\"model\""));
+    assert!(!shown.contains("1.90625") && shown.contains("\"sampling_defaults\":\"model\""));
     let open = sglang(|options| {
         options.setup.defaults.temperature = Some(0.0);
         options.sampling_defaults = "openai";

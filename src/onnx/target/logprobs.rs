@@ -1,4 +1,4 @@
-//! The log-probabilities of an answer, in the form of vLLM and of our own target.
+//! The log-probabilities of an answer, in the form of vLLM.
 //!
 //! An engine's answer lists tokens by their ids; here they become texts. A token has its own text,
 //! with two exceptions: of a character whose bytes are spread over several tokens the last one has
@@ -7,8 +7,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::request::Route;
 use foretell_core::units::TokenId;
+use foretell_engines::openai::Route;
 
 /// Tokens listed at one place of an output with their log-probabilities (natural): the one that was
 /// taken there, then the likeliest others, best first.
@@ -55,20 +55,6 @@ impl Logprobs {
             }
             Route::Completions => self.lists(tokens, decode),
         }
-    }
-
-    /// Passes tokens that were sent with log-probabilities of the server's own; false if it has
-    /// written their texts otherwise.
-    pub fn pass(&mut self, tokens: &[TokenId], sent: Option<&Value>, decode: &Decode<'_>) -> bool {
-        let texts: Vec<String> = tokens.iter().map(|&token| self.advance(token, decode)).collect();
-        let named = |entry: &Value| entry.as_str().map(ToOwned::to_owned);
-        let list = |name: &str| sent.and_then(|sent| sent.get(name)).and_then(Value::as_array);
-        let theirs: Option<Vec<String>> = match self.route {
-            Route::Chat => list("content")
-                .and_then(|content| content.iter().map(|entry| named(entry.get("token")?)).collect()),
-            Route::Completions => list("tokens").and_then(|tokens| tokens.iter().map(named).collect()),
-        };
-        texts == theirs.unwrap_or_default()
     }
 
     /// The text of a token that follows.
@@ -126,22 +112,6 @@ impl Logprobs {
     }
 }
 
-/// Joins log-probabilities of tokens that follow to those before: their lists are concatenated.
-pub fn join(all: &mut Value, more: Value) {
-    match (all, more) {
-        (Value::Object(all), Value::Object(more)) => {
-            for (name, list) in more {
-                match (all.get_mut(&name), list) {
-                    (Some(Value::Array(items)), Value::Array(list)) => items.extend(list),
-                    (_, list) => drop(all.insert(name, list)),
-                }
-            }
-        }
-        (all @ Value::Null, more) => *all = more,
-        (_, _) => {}
-    }
-}
-
 /// The text of a token behind the last ones of an output.
 fn text_behind(recent: &[TokenId], token: TokenId, decode: &Decode<'_>) -> String {
     let broken = |text: &str| text.ends_with(char::REPLACEMENT_CHARACTER);
@@ -172,7 +142,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::text::Tokenizer;
+    use foretell_engines::text::Tokenizer;
 
     /// Made by vLLM's own classes (tests/engines/logprobs.py).
     const RECORDED: &str = include_str!("../../../tests/goldens/logprobs.jsonl");
@@ -205,37 +175,8 @@ mod tests {
             for (route, want) in [(Route::Chat, output.chat), (Route::Completions, output.completions)] {
                 let new = || Logprobs::new(route, output.most, false);
                 assert_eq!(new().write(&places, &decode), want, "{ids:?}");
-                let (mut writer, mut all) = (new(), Value::Null);
-                for pieces in places.chunks(3) {
-                    join(&mut all, writer.write(pieces, &decode));
-                }
-                assert_eq!(all, want, "in pieces: {ids:?}");
-                assert!(new().pass(&ids, Some(&want), &decode), "{ids:?}");
-                let (passed, rest) = places.split_at(places.len() / 2);
-                let mut writer = new();
-                writer.pass(&ids[..passed.len()], None, &decode);
-                let (mut joined, rest) = (new().write(passed, &decode), writer.write(rest, &decode));
-                join(&mut joined, rest);
-                assert_eq!(joined, want, "behind tokens that were passed: {ids:?}");
             }
         }
         assert!(tokens > 500, "{tokens}");
-    }
-
-    #[test]
-    fn a_server_that_writes_other_texts_is_told() {
-        let tokenizer = tokenizer();
-        let decode = |ids: &[TokenId]| tokenizer.decode(ids, false).unwrap();
-        let ids = tokenizer.encode("one two", false).unwrap();
-        let named: Vec<String> = ids.iter().map(|id| format!("token_id:{id}")).collect();
-        for (route, sent) in [
-            (Route::Completions, json!({ "tokens": named })),
-            (Route::Completions, json!({ "tokens": [] })),
-            (Route::Chat, json!({ "content": [{ "token": "one" }] })),
-            (Route::Chat, json!({ "content": null })),
-        ] {
-            let pass = |sent| Logprobs::new(route, 1, false).pass(&ids, sent, &decode);
-            assert!(!pass(Some(&sent)) && !pass(None), "{sent}");
-        }
     }
 }
