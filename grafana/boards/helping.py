@@ -172,7 +172,7 @@ def short() -> tuple[Panel, ...]:
                 "lowest of each policy."
             ),
             good="above 1.02 (green): use mode `auto`.",
-            otherwise="stay in `observe`; see the first-day guide.",
+            otherwise="stay in `observe` (docs/getting-started.md).",
         ),
     )
 

@@ -48,13 +48,16 @@ def acceptance(name, gate):
             rows.append(f"| {workload} | {row['not_looping']} of {row['prompts']} | {row[name]['hit']} | {row[name]['E[N]']} |")
     if name == "target":
         head = ("Prompt lookup on the target's plain greedy output (the prompts of tests/workloads, looping outputs left out):\n\n"
-                "| workload | prompts | acceptance where it proposes | E[N], gamma 4 | E[N], gamma 8 |\n|---|---|---|---|---|\n")
+                "| workload | prompts | acceptance where it proposes | mean acceptance length, gamma 4 | gamma 8 |\n|---|---|---|---|---|\n")
     else:
         head = ("Against the target's plain greedy output (the prompts of tests/workloads, looping outputs left out). `agreement`: how "
-                "often the drafter's first choice is the target's; E[N]: tokens per round at gamma 4"
-                + (", counted in the drafter's own tokens" if name == "draft-other" else "") + ".\n\n"
-                "| workload | prompts | agreement | E[N] |\n|---|---|---|---|\n")
+                "often the drafter's first choice is the target's; length: mean acceptance length at gamma 4"
+                + (", counted in the drafter's tokens" if name == "draft-other" else "") + ".\n\n"
+                "| workload | prompts | agreement | length |\n|---|---|---|---|\n")
     return head + "\n".join(rows)
+
+
+OF_THE_TARGET = "The texts that the [target](../target/README.md#data) was trained on, with the licences listed there."
 
 
 def main():
@@ -80,7 +83,7 @@ def main():
 
 ## Data
 
-{data_section()}
+{data_section() if name == 'target' else OF_THE_TARGET}
 
 ## Acceptance
 

@@ -37,7 +37,7 @@ VARIANTS = ("plain", "house", "parsers", "inflated")
 HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
 PARSERS = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
            "--structured-outputs-config", '{"enable_in_reasoning": true}')
-# measured: a decode step of at least 60 ms on two cores (docs/engines.md)
+# measured: a decode step of at least 60 ms on two cores (tests/engines/cost.py)
 INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "20")), int(os.environ.get("LLAMA_WIDTH", "4"))),
            "vllm": (int(os.environ.get("VLLM_DEPTH", "64")), int(os.environ.get("VLLM_WIDTH", "1")))}
 

@@ -7,7 +7,7 @@ import dashboards
 import promql
 import yaml
 
-RUNBOOKS = [dashboards.ROOT / f"docs/{name}.md" for name in ("runbooks", "runbooks-service")]
+RUNBOOK = dashboards.ROOT / "docs/runbook.md"
 TESTS = [dashboards.RULES.with_name(f"foretell.{name}.test.yaml") for name in ("rules", "days")]
 ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
           "ForetellReplicaSilent", "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh",
@@ -15,7 +15,7 @@ ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOu
 # Where the links of alerts lead: the repository of Cargo.toml.
 REPOSITORY = re.search(r'^repository = "(.+)"$', (dashboards.ROOT / "Cargo.toml").read_text(), flags=re.M)[1]
 DOCS = f"{REPOSITORY}/blob/main/"
-PARTS = ("What it means", "What users notice", "What to look at", "What to do", "When it clears")
+PARTS = ("Means", "Users notice", "Look at", "Do", "Clears")
 
 
 def below(value):
@@ -27,8 +27,8 @@ def below(value):
 
 
 def chapters():
-    """The text of each second-level heading of the runbooks, by the anchor of the heading."""
-    parts = [part for page in RUNBOOKS for part in re.split(r"^## (.+)$", page.read_text(), flags=re.M)[1:]]
+    """The text of each second-level heading of the runbook, by the anchor of the heading."""
+    parts = re.split(r"^## (.+)$", RUNBOOK.read_text(), flags=re.M)[1:]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): text for title, text in zip(parts[::2], parts[1::2])}
 
 
@@ -118,17 +118,17 @@ class Rules(unittest.TestCase):
                 self.assertIn(whose, rule["annotations"]["description"])
                 self.assertTrue(rule["annotations"]["runbook_url"].startswith(DOCS))
                 page, _, heading = rule["annotations"]["runbook_url"].removeprefix(DOCS).partition("#")
-                self.assertIn(page, ("docs/runbooks.md", "docs/runbooks-service.md"))
+                self.assertEqual(page, "docs/runbook.md")
                 self.assertEqual(heading, rule["alert"].lower())
                 self.assertIn(f"\n## {rule['alert']}\n", (dashboards.ROOT / page).read_text())
 
     def test_the_status_page_leads_to_runbooks_that_exist(self):
         script = (dashboards.ROOT / "src/foretell/admin/page/sections.js").read_text()
-        self.assertIn(f'RUNBOOKS = "{DOCS}docs"', script)
-        named = re.findall(r'runbook\("([\w-]+)", "(\w+)"\)', script)
+        self.assertIn(f'RUNBOOK = "{DOCS}docs/runbook.md"', script)
+        named = re.findall(r'"(Foretell\w+)"', script)
         self.assertGreater(len(named), 1)
-        for page, alert in named:
-            self.assertIn(f"\n## {alert}\n", (dashboards.ROOT / f"docs/{page}.md").read_text())
+        for alert in named:
+            self.assertIn(f"\n## {alert}\n", RUNBOOK.read_text())
 
     def test_the_waiting_times_are_those_that_are_promised(self):
         waits = {rule["alert"]: rule.get("for") for rule in dashboards.rules()}
@@ -149,7 +149,7 @@ class Rules(unittest.TestCase):
         titles = {f"{name}: {panel['title']}" for name, board in dashboards.boards().items() for panel in
                   dashboards.panels(board)}
         named = [(board, title) for board, list_ in re.findall(r"`foretell-(\w+)`,((?:\s+(?:and |, )?“[^”]+”,?)+)",
-                                                        "\n".join(page.read_text() for page in RUNBOOKS)) for title in re.findall(r"“([^”]+)”", list_)]
+                                                        RUNBOOK.read_text()) for title in re.findall(r"“([^”]+)”", list_)]
         self.assertGreater(len(named), 20)
         self.assertEqual([f"{board}: {title}" for board, title in named if f"{board}: {title}" not in titles], [])
 

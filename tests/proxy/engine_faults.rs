@@ -1,4 +1,4 @@
-//! Answers to clients when the engine fails: every row of the table in docs/faults.md, with a fake
+//! Answers to clients when the engine fails: every row of the table in docs/fleet.md, with a fake
 //! engine behind the real proxy. No hang, no panic and no wrong token: the text is that of the
 //! engine alone, or the answer says that it broke off.
 
@@ -17,7 +17,7 @@ use crate::wire::{Message, PATIENCE, Wire, post};
 
 const COMPLETIONS: &str = "/v1/completions";
 const SCORE: &str = "/inference/v1/generate";
-const TABLE: &str = include_str!("../../docs/faults.md");
+const TABLE: &str = include_str!("../../docs/fleet.md");
 const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8, fixed: 4 }\n";
 const TOKENS: u64 = 40;
@@ -266,7 +266,7 @@ async fn every_fault_of_an_engine_ends_as_the_table_says() {
             let said = format!("| {} |", row.name);
             let reason = if let Outcome::Text(reason) = row.outcome { reason } else { "" };
             let line = TABLE.lines().find(|line| line.starts_with(&said) && line.contains(reason));
-            let documented = line.is_none().then(|| format!("docs/faults.md has no row: {said} … {reason}"));
+            let documented = line.is_none().then(|| format!("docs/fleet.md has no row: {said} … {reason}"));
             assert_eq!(house.engine.house.fatal(), Vec::<String>::new());
             result.into_iter().chain(documented).collect::<Vec<_>>()
         })

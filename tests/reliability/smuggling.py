@@ -45,7 +45,7 @@ def corpus():
     """Pairs of a required outcome and the bytes of a request.
 
     Outcomes: it is `refused`; it `passes`; `either`, then all read it alike; or it is read by its
-    coding alone and the connection `closes` after it (RFC 9112, 6.3; docs/reviews.md)."""
+    coding alone and the connection `closes` after it (RFC 9112, 6.3; docs/reliability.md)."""
     given = []
 
     def add(wanted, *texts):

@@ -27,8 +27,8 @@ impl Default for Ngram {
 
 /// The drafter. Memory: 77 bytes per token of a context of 32,768 tokens, 71 to 95 of shorter ones
 /// (vectors and a table that double). If the longest match occurs several times, the latest is
-/// used: the most frequent continuation is no better over the recorded texts, and worse in long
-/// contexts (docs/drafters.md).
+/// used: over the recorded texts the most frequent continuation gains at most 0.2 %, and loses 0.3
+/// to 1.1 % in contexts of 32,768 tokens (2026-11-23).
 #[derive(Debug)]
 pub struct PromptLookup {
     id: DrafterId,

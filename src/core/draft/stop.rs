@@ -12,7 +12,7 @@
 const LAMBDA: f64 = 0.1;
 /// Rejection probability of the likeliest token where the next one is as likely, and the rate at
 /// which it falls with the distance of their logits: fitted to 5,700 positions of three workloads
-/// at temperature 0 (docs/history/2026-11.md, "Drafts that end where the model is unsure").
+/// at temperature 0.
 const MISSED: f64 = 0.75;
 const SURER: f64 = 0.62;
 

@@ -134,9 +134,9 @@ impl RelayReason {
             Self::DefaultsUnknown => "the server's own sampling defaults are not known",
             Self::Structured => "constrained output restarts with every call",
             Self::Tools => {
-                "the server parses tool calls, and no parser for them is configured here (docs/parsers.md)"
+                "the server parses tool calls, and no parser for them is configured here (docs/agents.md)"
             }
-            Self::Reasoning => "reasoning is changed or parsed by the backend (docs/parsers.md)",
+            Self::Reasoning => "reasoning is changed or parsed by the backend (docs/agents.md)",
             Self::Multimodal => "content other than text",
             Self::Choices => "more than one choice or prompt",
             Self::Seed => "the engine's seeded noise cannot be continued",

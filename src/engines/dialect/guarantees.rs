@@ -228,13 +228,13 @@ engine's own in total variation (with `max_drift: null`, within the mean of what
 reports what it was charged; that figure of a single answer is no bound.
 
 An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and
-ends with an error where another one answers at the address ([faults](faults.md)).
+ends with an error where another one answers at the address ([faults](fleet.md#faults-of-an-engine)).
 
 **A request that is not speculated on passes as it is.** A request that will not be speculated on (`mode: observe` and
 `off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a relayed request, a server that speculates itself)
 leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what that adds
 is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat before
-SGLang may be asked for in two parts ([how](engines-sglang.md)), whose events are written here. `usage.foretell` is in
+SGLang may be asked for in two parts ([how](engines.md#sglang)), whose events are written here. `usage.foretell` is in
 speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
 `--enable-scale-out`), or of an SGLang with `--enable-cache-report`: `prompt_tokens_details`, which they report at the
 end of their own streams only; it is null there.

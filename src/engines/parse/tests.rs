@@ -1,4 +1,4 @@
-//! The parsers against what vLLM's own say: `tests/goldens/parsers`, see `docs/parsers.md`.
+//! The parsers against what vLLM's own say: `tests/goldens/parsers`, see `docs/agents.md`.
 
 mod linear;
 

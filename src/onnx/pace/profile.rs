@@ -130,10 +130,10 @@ impl Profile {
                 eager: 9e-3,
             }),
             // Decode 95 ms; `score` of 0, 4, 8 drafted tokens 138, 152, 164 ms, with half a block
-            // of 32 computed again; a fan-out of five prompts 421 ms (docs/engines.md).
+            // of 32 computed again; a fan-out of five prompts 421 ms (tests/engines/cost.py).
             Self::VllmCpu => table(&[(1, 95.0), (17, 138.0), (21, 152.0), (25, 164.0), (90, 421.0)], 0.0),
             // Decode 75 ms; its own verification of five drafted tokens 1.9 steps, a fan-out of
-            // five prompts, about 15 tokens, 4.4 steps (docs/history/2026-11.md).
+            // five prompts, about 15 tokens, 4.4 steps.
             Self::LlamaCpu => table(&[(1, 75.0), (6, 142.0), (15, 330.0), (128, 1_800.0)], 0.0),
             // 1, 5, 9, 17 new tokens: 1.82, 2.57, 3.05, 4.17 ms; four sequences of one token 3.58
             // ms.

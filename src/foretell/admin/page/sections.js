@@ -147,8 +147,8 @@ export function helping(status, span) {
 // ------------------------------------------------------------------------------------------------ wrong
 
 /** What to do about a problem, by the name of its alert. */
-const RUNBOOKS = "https://github.com/foretell-proxy/foretell/blob/main/docs";
-const runbook = (file, alert) => `${RUNBOOKS}/${file}.md#${alert.toLowerCase()}`;
+const RUNBOOK = "https://github.com/foretell-proxy/foretell/blob/main/docs/runbook.md";
+const runbook = (alert) => `${RUNBOOK}#${alert.toLowerCase()}`;
 /** Time for which a change of the model at an address is shown. */
 const CHANGED_SECONDS = 86400;
 
@@ -163,13 +163,13 @@ export function wrong(status, replicas, policies) {
   }
   for (const backend of status.out) {
     const ready = status.unready === null && !status.draining ? " /readyz still says ready, because ready.require_backend is false." : "";
-    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} answers; requests to it fail or wait.${ready}`, runbook("runbooks-service", "ForetellReplicaDown"));
+    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} answers; requests to it fail or wait.${ready}`, runbook("ForetellReplicaDown"));
   }
   if (status.nothing_eligible) add("bad", "eligible", `Nothing is eligible: ${status.nothing_eligible}.`);
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
-      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} at ${replica.url} is ${replica.state}${cause}`, replica.state === "disabled" ? null : runbook("runbooks-service", replica.state === "silent" ? "ForetellReplicaSilent" : "ForetellReplicaDown"));
+      add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} at ${replica.url} is ${replica.state}${cause}`, replica.state === "disabled" ? null : runbook(replica.state === "silent" ? "ForetellReplicaSilent" : "ForetellReplicaDown"));
     }
     const changed = replica.model_changed ?? null;
     if (changed !== null && status.now - changed.at < CHANGED_SECONDS) {
@@ -184,7 +184,7 @@ export function wrong(status, replicas, policies) {
   for (const { policy, backend, closed } of comparisons(status)) {
     if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; it is retried later.`);
   }
-  if (status.recording !== null) add("bad", "recording", `Requests are not recorded: ${status.recording}`, runbook("runbooks-service", "ForetellRecordingFails"));
+  if (status.recording !== null) add("bad", "recording", `Requests are not recorded: ${status.recording}`, runbook("ForetellRecordingFails"));
   const { failed, completions, left } = status.lately;
   if (failed > 0) add("warn", "failed", `${whole(failed)} of ${whole(completions)} completions of the last 15 min ended with an error.`);
   if (left > 0) add("warn", "left", `${whole(left)} of ${whole(completions)} clients of the last 15 min left before the end of their answer.`);

@@ -112,7 +112,7 @@ fn remedy(reason: Reason) -> &'static str {
         Reason::Relay(RelayReason::NoVerifyMethod | RelayReason::Balanced)
         | Reason::Plain(PlainReason::NoVerifyMethod) => "`foretell probe URL` says what the server lacks",
         Reason::Relay(RelayReason::Tools | RelayReason::Reasoning) | Reason::Plain(PlainReason::Parser) => {
-            "Name the server's parsers (models[].parsers, docs/parsers.md)"
+            "Name the server's parsers (models[].parsers, docs/agents.md)"
         }
         Reason::Relay(RelayReason::Policy | RelayReason::NoPolicy) | Reason::Plain(PlainReason::Policy) => {
             "Change the policies if that is not meant (docs/policies.md)"
