@@ -199,24 +199,37 @@ async fn check(engine: &str, requests: usize, ways: impl Fn(usize) -> Vec<(bool,
     assert!(faults.is_empty(), "{} faults:\n{faults}", faults.lines().count());
 }
 
-#[rstest]
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bent_answer_is_the_gateways_own(#[values("onnx", "vllm", "sglang", "llamacpp")] engine: &str) {
-    let all = |_| [false, true].into_iter().flat_map(|forced| WAYS.map(|way| (forced, way))).collect();
-    check(engine, 1, all).await;
+const NAMES: [&str; 4] = ["onnx", "vllm", "sglang", "llamacpp"];
+
+/// True for the long form (`make test-long`): every form in every way in front of every engine. The
+/// short one takes each form in a part of them, always the same one.
+fn is_long() -> bool {
+    std::env::var_os("FORETELL_LONG").is_some()
 }
 
-/// Each form in one way of asking for completions; with FORETELL_LONG, in all of them.
+/// Without a policy and with forced drafts.
+fn in_modes(ways: &[Way]) -> impl Iterator<Item = (bool, Way)> {
+    [false, true].into_iter().flat_map(move |forced| ways.iter().map(move |&way| (forced, way)))
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bent_answer_is_the_gateways_own(#[values(0, 1, 2, 3)] engine: usize) {
+    let ways = |number: usize| {
+        let own = |at: usize| is_long() || (number + engine + at).is_multiple_of(4);
+        in_modes(&WAYS).enumerate().filter(|(at, _)| own(*at)).map(|(_, way)| way).collect()
+    };
+    check(NAMES[engine], 1, ways).await;
+}
+
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_is_always_bent_costs_next_to_no_second_generation(
     #[values(0, 1, 2, 3)] engine: usize,
 ) {
-    let all = std::env::var_os("FORETELL_LONG").is_some();
     let ways = |number: usize| {
-        let each = [false, true].into_iter().flat_map(|forced| [WAYS[0], WAYS[1]].map(|way| (forced, way)));
-        let own = |at: &usize| all || (number % 4 == engine && number / 4 % 4 == *at);
-        each.enumerate().filter(|(at, _)| own(at)).map(|(_, way)| way).collect()
+        let own = |at: usize| is_long() || (number % 16 == 4 * at + engine && number.is_multiple_of(3));
+        in_modes(&WAYS[..2]).enumerate().filter(|(at, _)| own(*at)).map(|(_, way)| way).collect()
     };
-    check(["onnx", "vllm", "sglang", "llamacpp"][engine], 150, ways).await;
+    check(NAMES[engine], 150, ways).await;
 }

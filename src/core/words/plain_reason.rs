@@ -189,7 +189,9 @@ impl PlainReason {
             Self::Holdback => "it is held back as control group",
             Self::Observe => "the process observes",
             Self::NoGain => "speculation is not expected to pay",
-            Self::NotMeasured => "the cost of a plain token on this replica is not measured yet",
+            Self::NotMeasured => {
+                "the cost of a plain token on this replica is not measured yet, or is measured again"
+            }
             Self::Budget => "rejected drafts have used up their share of the time next to others' requests",
             Self::ContextTooLong => "the context is longer than a verify request may be",
             Self::MaxGap => "even the shortest round takes longer than gates.max_gap",
