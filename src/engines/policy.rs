@@ -94,8 +94,6 @@ impl Policy {
 pub struct Corpus {
     /// True if requests that may be speculated on are recorded for training.
     pub record: bool,
-    /// True if the texts of a tenant are shared with its requests at other sidecars.
-    pub share: bool,
 }
 
 /// All policies, in match order.

@@ -41,7 +41,6 @@ use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings}
 use crate::http::drain::Lifecycle;
 use crate::http::listen::Endpoint;
 use crate::learning::Learnt;
-use crate::learning::cipher::{KeyError, SecretKey};
 use crate::learning::comparison::{Comparisons, shown, windows};
 use crate::learning::corpus::{self, CorpusHandle};
 use crate::learning::recording::{Recorder, RecorderError};
@@ -98,9 +97,6 @@ pub enum AssembleError {
     /// Requests cannot be recorded.
     #[error(transparent)]
     Recorder(#[from] RecorderError),
-    /// Texts cannot be shared.
-    #[error("fleet.tenant_key_file {0:?}: {1}")]
-    TenantKey(PathBuf, KeyError),
     /// Traces cannot be sent.
     #[error(transparent)]
     Collector(#[from] CollectorError),
@@ -184,9 +180,7 @@ pub async fn start_with(
     let recorder = process.corpus.record.as_ref();
     let recorder =
         recorder.map(|settings| Recorder::start(settings, Arc::clone(&shared.observer))).transpose()?;
-    let tenant_key = tenant_key(&process)?;
-    let salt = tenant_key.as_ref().map(store::salt);
-    let known = known(&process, policies, drafters, recorder.clone(), salt, &shared)?;
+    let known = known(&process, policies, drafters, recorder.clone(), &shared)?;
     expose(&known, &shared).map_err(StartError::from)?;
     let Known { identities, drafters, learnt, runner, gates, corpus, .. } = known.clone();
     let snapshot = process.corpus.snapshot.clone();
@@ -198,7 +192,7 @@ pub async fn start_with(
         })
         .await;
     }
-    let store = fleet_store(&process, tenant_key.as_ref(), &learnt, &corpus, &shared)?;
+    let store = fleet_store(&process, &learnt, &shared)?;
     let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
     let configured = Arc::new(Configured::new(process, known, &shared.observer));
     let watching = CancellationToken::new();
@@ -234,32 +228,17 @@ pub async fn start_with(
     Ok(running)
 }
 
-/// The key of shared texts; `None` where none are shared.
-fn tenant_key(process: &Process) -> Result<Option<SecretKey>, AssembleError> {
-    let file = process.fleet.tenant_key_file.as_ref().filter(|_| process.fleet.shares_texts());
-    let key = |file: &PathBuf| {
-        SecretKey::from_file(file).map_err(|error| AssembleError::TenantKey(file.clone(), error))
-    };
-    file.map(key).transpose()
-}
-
 /// The store of the fleet, with its metrics; `None` without `fleet.store`.
 fn fleet_store(
     process: &Process,
-    tenant_key: Option<&SecretKey>,
     learnt: &Arc<Learnt>,
-    corpus: &CorpusHandle,
     shared: &Shared,
 ) -> Result<Option<Store>, AssembleError> {
-    let process::Fleet { store, key, sync, password_file, ca, tenant_key_file } = process.fleet.clone();
+    let process::Fleet { store, key, sync, password_file, ca } = process.fleet.clone();
     let Some(url) = store else { return Ok(None) };
     let tls = url.tls.then(|| fleet::tls::client(ca.as_deref(), None)).transpose()?;
-    let texts = tenant_key.zip(tenant_key_file).map(|(secret, file)| {
-        let texts = store::Texts::new(corpus.clone(), secret, &store::prefix(&key), learnt.name());
-        texts.map_err(|error| AssembleError::TenantKey(file, error))
-    });
     let settings = store::Settings { url, key, every: sync, password_file, tls };
-    let store = Store::new(settings, Arc::clone(learnt), texts.transpose()?);
+    let store = Store::new(settings, Arc::clone(learnt));
     let metrics = store::collector(store.status()).and_then(|made| shared.observer.metrics().register(made));
     metrics.map_err(StartError::from)?;
     Ok(Some(store))
@@ -272,7 +251,6 @@ fn known(
     policies: PolicySet,
     drafters: Arc<Drafters>,
     recorder: Option<Recorder>,
-    salt: Option<u64>,
     shared: &Shared,
 ) -> Result<Known, AssembleError> {
     let backends = || process.backends.iter();
@@ -288,7 +266,7 @@ fn known(
     let policies = Arc::new(PolicyStore::new(policies));
     let limits = draft::corpus::Limits { bytes: usize_of(process.corpus.bytes), ttl: process.corpus.ttl };
     let snapshot = process.corpus.snapshot.as_deref().map(corpus::sibling);
-    let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot, salt)
+    let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot)
         .map_err(StartError::Threads)?;
     let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
     let imposed = backends().map(|backend| (backend.name.clone(), backend.budget)).collect();

@@ -282,9 +282,6 @@ impl SessionRunner {
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
         let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
-        if ruling.policy.corpus.share {
-            remembering = remembering.sharing(&identity.epoch.model);
-        }
         if let Some(recorder) = self.recorder(permission, ruling, exchange) {
             let tenant = tenant.map(ToOwned::to_owned);
             let (model, vocabulary) = (key.model.clone(), key.vocabulary.clone());

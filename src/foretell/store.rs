@@ -7,14 +7,12 @@
 //!
 //! Keys, behind the name of the fleet: `KEY:sidecars`, a sorted set of `VERSION/NAME` by the time
 //! of the last write; `KEY:VERSION:sidecar:NAME`, the measurements of one sidecar;
-//! `KEY:VERSION:window:PROCESS`, the start of the next plain window of an engine's process. Texts,
-//! where policies share them: `store/texts.rs`.
+//! `KEY:VERSION:window:PROCESS`, the start of the next plain window of an engine's process.
 
 mod entry;
 mod fault;
 mod link;
 mod status;
-mod texts;
 mod windows;
 
 use std::path::PathBuf;
@@ -33,13 +31,12 @@ use crate::learning::{EPOCH_KEPT, Learnt};
 pub use fault::{Fault, FaultKind};
 use link::Link;
 pub use status::{Status, collector};
-pub use texts::{Texts, salt};
 use windows::Plans;
 
 /// Version of the measurements' form: sidecars of another one share nothing with these.
 const SCHEMA: u32 = 1;
-/// Maximum duration of an exchange. A store that takes a second for each of its answers (six, and
-/// with texts three more, or six after a purge) is slow and works.
+/// Maximum duration of an exchange. A store that takes a second for each of its six answers is
+/// slow and works.
 const WITHIN: Duration = Duration::from_secs(15);
 /// Maximum number of sidecars whose measurements are read, the latest ones.
 const SIDECARS: usize = 256;
@@ -63,18 +60,16 @@ pub struct Settings {
 pub struct Store {
     settings: Settings,
     learnt: Arc<Learnt>,
-    /// The exchange of texts; `None` without the key that seals them.
-    texts: Option<Texts>,
     status: Arc<Status>,
     /// The connection; `None` before the first and after a fault.
     link: Option<Link>,
 }
 
 impl Store {
-    /// The task for a sidecar with these measurements and texts. It connects when it runs.
-    pub fn new(settings: Settings, learnt: Arc<Learnt>, texts: Option<Texts>) -> Self {
+    /// The task for a sidecar with these measurements. It connects when it runs.
+    pub fn new(settings: Settings, learnt: Arc<Learnt>) -> Self {
         let status = Arc::new(Status::new(settings.url.to_string()));
-        Self { settings, learnt, texts, status, link: None }
+        Self { settings, learnt, status, link: None }
     }
 
     /// Its state, for metrics.
@@ -92,12 +87,6 @@ impl Store {
             if outcome.is_err() {
                 self.link = None;
             }
-            if let Some(texts) = &mut self.texts {
-                self.status.damaged(&texts.take_damaged());
-                if let Some(exchange) = texts.exchange() {
-                    exchange.exchanged(outcome.as_ref().err().map(|fault| fault.cause.clone()));
-                }
-            }
             self.status.exchanged(&outcome);
             drop(first.take());
             if last {
@@ -112,17 +101,10 @@ impl Store {
         }
     }
 
-    /// Waits for the next exchange: a clear begins it at once. True if the process drains.
+    /// Waits for the next exchange. True if the process drains.
     async fn pause(&self, life: &Lifecycle) -> bool {
-        let cleared = async {
-            match self.texts.as_ref().and_then(Texts::exchange) {
-                Some(exchange) => exchange.purge_waits().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = life.draining() => true,
-            () = cleared => false,
             () = tokio::time::sleep(self.settings.every) => false,
         }
     }
@@ -136,14 +118,8 @@ impl Store {
         link.begin();
         let mut plans = Plans::of(&self.learnt, |name| self.key_of("window", name));
         self.pull(&mut link, &mut plans).await?;
-        if let Some(texts) = &mut self.texts {
-            self.status.read_texts(texts.pull(&mut link).await?);
-        }
         self.push(&mut link).await?;
         plans.propose(&mut link, self.settings.every).await?;
-        if let Some(texts) = &mut self.texts {
-            texts.push(&mut link).await?;
-        }
         self.link = Some(link);
         Ok(())
     }
@@ -167,9 +143,6 @@ impl Store {
         let lent = tokio::task::spawn_blocking(move || lend(&learnt, values, now)).await;
         let Lent { sidecars, unreadable } = lent.map_err(|error| Fault::answer(error.to_string()))?;
         self.status.pulled(sidecars, strangers.len(), unreadable);
-        if let Some(exchange) = self.texts.as_ref().and_then(Texts::exchange) {
-            exchange.note_others(sidecars);
-        }
         Ok(())
     }
 
@@ -194,13 +167,8 @@ impl Store {
     }
 
     fn key_of(&self, kind: &str, name: &str) -> String {
-        format!("{}:{kind}:{name}", prefix(&self.settings.key))
+        format!("{}:{SCHEMA}:{kind}:{name}", self.settings.key)
     }
-}
-
-/// The beginning of a fleet's keys of this version.
-pub fn prefix(key: &str) -> String {
-    format!("{key}:{SCHEMA}")
 }
 
 /// A sidecar in the index.

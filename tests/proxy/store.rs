@@ -3,4 +3,3 @@
 mod faults;
 mod house;
 mod sharing;
-mod texts;

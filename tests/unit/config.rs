@@ -554,10 +554,6 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
 )]
 #[case("mode: shadow\ncorpus: { record: true }", "corpus.record has no effect with mode: shadow")]
 #[case("corpus: { record: true }", "")]
-#[case(
-    "corpus: { share: true }",
-    "corpus.share has no effect without fleet.store and fleet.tenant_key_file of the process file"
-)]
 #[case("match: { backends: [b] }", "")]
 #[case("match: { models: [] }", "it never applies: match.models is empty")]
 #[case(
@@ -778,9 +774,8 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
 }
 
 /// The same for the process file.
-const BEYOND_THE_PROCESS_SCHEMA: [&str; 17] = [
+const BEYOND_THE_PROCESS_SCHEMA: [&str; 16] = [
     "a key twice",
-    "a key for shared texts without a store",
     // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
     "a network that is none",

@@ -100,33 +100,6 @@ pub struct Text<'a> {
     pub ids: &'a [TokenId],
 }
 
-/// The new part of a text, with a few tokens before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part<'a> {
-    /// The tokens.
-    pub ids: &'a [TokenId],
-    /// Number of tokens before the new ones, by which these are found.
-    pub lead: usize,
-    /// Hash of the whole text before the new tokens: a corpus with the same salt recognises the
-    /// text by it when it goes on.
-    pub chain: u64,
-}
-
-impl Part<'_> {
-    /// The same as parts of at most `most` new tokens each, a multiple of 128.
-    pub fn pieces(self, most: usize) -> Vec<Self> {
-        let (mut pieces, mut chain, mut at) = (Vec::new(), self.chain, self.lead);
-        for new in self.ids.get(self.lead..).unwrap_or_default().chunks(most.next_multiple_of(CHUNK)) {
-            let from = at.saturating_sub(DEPTH);
-            at += new.len();
-            let ids = self.ids.get(from..at).unwrap_or_default();
-            pieces.push(Self { ids, lead: ids.len() - new.len(), chain });
-            chain = new.chunks(CHUNK).fold(chain, extended);
-        }
-        pieces
-    }
-}
-
 /// The hash of a text that goes on with this chunk.
 fn extended(hash: u64, chunk: &[TokenId]) -> u64 {
     let begun = hash ^ chunk.len() as u64;
@@ -174,42 +147,25 @@ impl Corpus {
     }
 
     /// Learns a text from a request of the tenant `owner`; one of fewer than 8 tokens is ignored.
-    /// Returns the part that is kept of it; `None` if the view of its key has not changed.
-    pub fn learn<'a>(
-        &mut self,
-        key: &Key,
-        owner: Option<&Arc<str>>,
-        text: &'a [TokenId],
-        now: Tick,
-    ) -> Option<Part<'a>> {
-        self.learn_part(key, owner, Part { ids: text, lead: 0, chain: self.salt }, now)
-    }
-
-    /// As [`Self::learn`], of a part of a text that a corpus with the same salt has kept.
-    pub fn learn_part<'a>(
-        &mut self,
-        key: &Key,
-        owner: Option<&Arc<str>>,
-        part: Part<'a>,
-        now: Tick,
-    ) -> Option<Part<'a>> {
-        if part.ids.len() < SHORTEST || self.limits.bytes == 0 {
-            return None;
+    /// True if the view of its key has changed.
+    pub fn learn(&mut self, key: &Key, owner: Option<&Arc<str>>, text: &[TokenId], now: Tick) -> bool {
+        if text.len() < SHORTEST || self.limits.bytes == 0 {
+            return false;
         }
         let id = self.next;
         self.next += 1;
         let entry = self.tenants.entry(key.clone()).or_default();
         entry.used = entry.used.max(now);
-        let Some(new) = entry.chunk(part, id, now) else {
+        let Some(new) = entry.chunk(text, self.salt, id, now) else {
             self.events.known += 1;
-            return None;
+            return false;
         };
-        let document = Document { used: now, tokens: new.ids.len(), owner: owner.cloned() };
+        let document = Document { used: now, tokens: new.len(), owner: owner.cloned() };
         entry.documents.insert(id, document);
-        entry.segments.push(Arc::new(Segment::build(&[(id, new.ids)])));
+        entry.segments.push(Arc::new(Segment::build(&[(id, new)])));
         entry.settle();
         self.events.learnt += 1;
-        Some(new)
+        true
     }
 
     /// Learns the successors that a request has seen in an epoch of its engine. True if the tables
@@ -330,26 +286,20 @@ impl TenantTexts {
     /// Records the chunks of a text. Known ones at its beginning are marked as used; returns the
     /// rest, which is kept, with the [`DEPTH`] tokens before it, by which it is found. `None` if
     /// nothing is new.
-    fn chunk<'a>(&mut self, part: Part<'a>, id: u64, now: Tick) -> Option<Part<'a>> {
-        let (mut hash, mut chain, mut known, mut all_known) = (part.chain, part.chain, 0, true);
-        for chunk in part.ids.get(part.lead..)?.chunks(CHUNK) {
+    fn chunk<'a>(&mut self, text: &'a [TokenId], salt: u64, id: u64, now: Tick) -> Option<&'a [TokenId]> {
+        let (mut hash, mut known, mut all_known) = (salt, 0, true);
+        for chunk in text.chunks(CHUNK) {
             hash = extended(hash, chunk);
             let holder = self.chunks.get(&hash).and_then(|holder| self.documents.get_mut(holder));
             if let Some(document) = holder.filter(|_| all_known) {
                 document.used = document.used.max(now);
-                (known, chain) = (known + chunk.len(), hash);
+                known += chunk.len();
             } else {
                 all_known = false;
                 self.chunks.insert(hash, id);
             }
         }
-        let new = part.lead + known;
-        let from = new.saturating_sub(DEPTH);
-        (new < part.ids.len()).then(|| Part {
-            ids: part.ids.get(from..).unwrap_or_default(),
-            lead: new - from,
-            chain,
-        })
+        if known < text.len() { text.get(known.saturating_sub(DEPTH)..) } else { None }
     }
 
     /// Merges the last segments until each is much larger than the next.
@@ -472,8 +422,9 @@ mod tests {
     fn a_tenant_finds_its_own_texts_only() {
         let mut corpus = corpus(1 << 20);
         let first = text(1, 40);
-        assert_eq!(corpus.learn(&key("a"), None, &first, minutes(0)).unwrap().ids, first);
-        assert!(corpus.learn(&key("b"), None, &text(2, 40), minutes(0)).is_some());
+        assert!(corpus.learn(&key("a"), None, &first, minutes(0)));
+        assert_eq!(corpus.texts(minutes(0))[0].ids, first);
+        assert!(corpus.learn(&key("b"), None, &text(2, 40), minutes(0)));
         let (one, other) = (text(1, 8), text(2, 8));
         assert_eq!(
             (next(&corpus.view(&key("a")), &one), next(&corpus.view(&key("b")), &one)),
@@ -493,13 +444,14 @@ mod tests {
     fn known_text_is_not_kept_twice_and_counts_as_used() {
         let mut corpus = corpus(1 << 20);
         let whole = text(1, 1_000);
-        assert!(corpus.learn(&key("a"), None, &whole, minutes(0)).is_some());
+        assert!(corpus.learn(&key("a"), None, &whole, minutes(0)));
         let once = corpus.bytes();
-        assert!(corpus.learn(&key("a"), None, &whole, minutes(50)).is_none(), "nothing is new");
+        assert!(!corpus.learn(&key("a"), None, &whole, minutes(50)), "nothing is new");
         let turn = [&whole[..], &text(2, 200)].concat();
         // 7 whole chunks of 128 tokens are known, and the tokens before the new ones lead to them.
-        let kept = corpus.learn(&key("a"), None, &turn, minutes(50)).unwrap();
-        assert_eq!((kept.ids, kept.lead), (&turn[7 * CHUNK - DEPTH..], DEPTH));
+        assert!(corpus.learn(&key("a"), None, &turn, minutes(50)));
+        let kept: Vec<&[TokenId]> = corpus.texts(minutes(50)).iter().map(|text| text.ids).collect();
+        assert_eq!(kept, [&whole[..], &turn[7 * CHUNK - DEPTH..]]);
         assert!(corpus.bytes() < once + once / 2, "only what is new, and a little before it");
         assert_eq!(next(&corpus.view(&key("a")), &text(2, 9)), Some(20_009));
         assert_eq!(next(&corpus.view(&key("a")), &whole[990..]), Some(20_000), "found across the border");
@@ -507,30 +459,6 @@ mod tests {
         assert!(corpus.sweep(usize::MAX, minutes(100)).is_empty(), "used 50 minutes ago");
         assert_eq!((corpus.sweep(usize::MAX, minutes(111)), corpus.bytes()), (vec![key("a")], 0));
         assert_eq!(corpus.events().expired, 2);
-    }
-
-    #[test]
-    fn the_parts_of_a_chat_are_known_in_another_corpus_too() {
-        let [mut here, mut there] = [corpus(1 << 20), corpus(1 << 20)];
-        let (first, more) = (text(1, 1_000), text(2, 700));
-        let turn = [&first[..], &more].concat();
-        for whole in [&first, &turn] {
-            let part = here.learn(&key("a"), None, whole, minutes(0)).unwrap();
-            let pieces = part.pieces(2 * CHUNK);
-            let new: Vec<TokenId> =
-                pieces.iter().flat_map(|piece| &piece.ids[piece.lead..]).copied().collect();
-            assert_eq!(new, part.ids[part.lead..]);
-            for piece in pieces {
-                assert!(piece.lead <= DEPTH && piece.ids.len() - piece.lead <= 2 * CHUNK);
-                assert_eq!(there.learn_part(&key("a"), None, piece, minutes(0)), Some(piece));
-            }
-        }
-        // The third turn goes to the other one: what is known of it is the same there.
-        let last = [&turn[..], &text(3, 300)].concat();
-        let [here, there] =
-            [here, there].map(|mut corpus| corpus.learn(&key("a"), None, &last, minutes(0)).unwrap());
-        assert_eq!((here, here.lead), (there, DEPTH));
-        assert_eq!(here.ids.len(), DEPTH + 300 + turn.len() % CHUNK);
     }
 
     #[test]
@@ -554,10 +482,7 @@ mod tests {
             "the last text is there"
         );
         assert!(corpus.events().evicted > 300);
-        assert!(
-            corpus.learn(&key("busy"), None, &[1, 2, 3], minutes(1)).is_none(),
-            "too short to be worth it"
-        );
+        assert!(!corpus.learn(&key("busy"), None, &[1, 2, 3], minutes(1)), "too short to be worth it");
     }
 
     #[test]

@@ -165,7 +165,7 @@ fn labels() -> Vec<Label> {
         closed(
             "event",
             "what happened to a text of the corpus",
-            &["learnt", "known", "evicted", "expired", "dropped", "sent", "received"],
+            &["learnt", "known", "evicted", "expired", "dropped"],
         ),
         closed("field", "the part of a request that is in doubt", &["prompt", "output", "parser"]),
         closed("gate", "a live reason for plain decoding", &Gate::ALL.map(Gate::name)),

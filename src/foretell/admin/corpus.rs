@@ -1,7 +1,6 @@
 //! The corpus in the admin API: its size, and clearing it. Never a text.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -10,12 +9,8 @@ use super::{bad_request, json_response};
 use crate::config::values::percent_decoded;
 use crate::http::body::Body;
 use crate::learning::corpus::CorpusHandle;
-use crate::learning::corpus::exchange::{OpenPurge, Purge};
 use crate::learning::snapshot::SnapshotError;
 use foretell_core::draft::corpus::Holdings;
-
-/// Maximum time for which the answer to a clear waits for the fleet store.
-const STORE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Answers `GET /api/corpus`: its size by tenant and model.
 pub(super) fn shown(corpus: &CorpusHandle) -> Response<Body> {
@@ -46,7 +41,7 @@ pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>, body: &[
         Err(wrong) => return bad_request(&wrong, None),
     };
     let (cleared, of) = (corpus.clone(), tenant.clone());
-    let cleared = tokio::task::spawn_blocking(move || cleared.purge(of.as_deref())).await;
+    let cleared = tokio::task::spawn_blocking(move || cleared.clear(of.as_deref())).await;
     let gone = match cleared.unwrap_or(Err(SnapshotError::Stopped)) {
         Ok(gone) => gone,
         Err(SnapshotError::Stopped) => {
@@ -60,38 +55,7 @@ pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>, body: &[
         }
     };
     tracing::info!(tenant, texts = gone, "texts cleared through the admin API");
-    let fleet = in_fleet(corpus, &tenant).await;
-    let answer = if fleet.is_null() {
-        json!({ "tenant": tenant, "texts": gone })
-    } else {
-        json!({ "tenant": tenant, "texts": gone, "fleet": fleet })
-    };
-    json_response(StatusCode::OK, &answer)
-}
-
-/// The state of a clear in the fleet, once the store has it, or after [`STORE_WITHIN`]; null if
-/// texts are not shared.
-async fn in_fleet(corpus: &CorpusHandle, purge: &Purge) -> Value {
-    let Some(exchange) = corpus.exchange() else { return Value::Null };
-    let begun = Instant::now();
-    let mut open = exchange.open_steps(purge);
-    while !open.is_written && begun.elapsed() < STORE_WITHIN {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        open = exchange.open_steps(purge);
-    }
-    let OpenPurge { is_written, fault, others } = open;
-    let mut steps = Vec::new();
-    if !is_written {
-        let cause = fault.map_or_else(String::new, |cause| format!(" ({cause})"));
-        steps.push(format!("the fleet store does not have it yet{cause}: it is written once the store can be used; clear again after a restart of this sidecar"));
-    }
-    if others > 0 {
-        let each = if others == 1 { "1 other sidecar carries" } else { "other sidecars carry" };
-        let number = if others == 1 { String::new() } else { format!("{others} ") };
-        steps.push(format!("{number}{each} it out with the next exchange (fleet.sync)"));
-    }
-    let store = if is_written { "written" } else { "waiting" };
-    json!({ "store": store, "sidecars": others, "open": steps })
+    json_response(StatusCode::OK, &json!({ "tenant": tenant, "texts": gone }))
 }
 
 /// The tenant of a query; an error for any other parameter, since a misspelt name would clear

@@ -282,7 +282,6 @@ fn ineffective(policy: &Policy, process: &Process) -> Vec<String> {
     told.chain(unmatched(policy))
         .chain(untenanted(policy, process))
         .chain(unrecorded(policy, process))
-        .chain(unshared(policy, process))
         .chain(untranslated(policy, process))
         .collect()
 }
@@ -332,17 +331,6 @@ fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
         (true, mode, _) => format!("with mode: {}", mode.name()),
     };
     Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
-}
-
-/// Warning that a policy's texts are not shared.
-fn unshared(policy: &Policy, process: &Process) -> Option<String> {
-    let why = match (process.fleet.shares_texts(), drafts_of_tenant(policy)) {
-        _ if !policy.corpus.share => return None,
-        (false, _) => "without fleet.store and fleet.tenant_key_file of the process file",
-        (true, false) => "without a drafter of scope: tenant",
-        (true, true) => return None,
-    };
-    Some(format!("policy {}: corpus.share has no effect {why}", policy.name))
 }
 
 /// Warning that a policy is for requests of APIs that no backend translates, which are relayed.

@@ -1,20 +1,15 @@
-//! Encryption of texts at rest, in recordings and in a fleet's store: AES-256-GCM with an
-//! operator's key.
+//! Encryption of texts at rest, in recordings: AES-256-GCM with an operator's key.
 
 use std::io;
 use std::path::Path;
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::config::regular;
 
 /// Maximum size of a key file, bytes.
 const MAX_FILE: u64 = 4_096;
-
-/// An operator's key.
-pub struct SecretKey([u8; 32]);
 
 /// Error of reading a key.
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +22,14 @@ pub enum KeyError {
     Content,
 }
 
-impl SecretKey {
-    /// The key of a file with 64 hexadecimal digits.
+/// Seals texts with a key, and opens them.
+pub struct Cipher {
+    key: LessSafeKey,
+    random: SystemRandom,
+}
+
+impl Cipher {
+    /// The cipher of a file with a key of 64 hexadecimal digits.
     ///
     /// # Errors
     /// The file cannot be read, or holds anything else.
@@ -40,46 +41,8 @@ impl SecretKey {
             _ => None,
         });
         let key: Vec<u8> = pairs.collect::<Option<_>>().ok_or(KeyError::Content)?;
-        Ok(Self(key.try_into().map_err(|_| KeyError::Content)?))
-    }
-
-    /// A key for one use: HMAC-SHA256 of the name of the use.
-    #[must_use]
-    pub fn derived(&self, purpose: &str) -> Self {
-        Self(self.hash(purpose.as_bytes()))
-    }
-
-    /// HMAC-SHA256 of `bytes`.
-    pub fn hash(&self, bytes: &[u8]) -> [u8; 32] {
-        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0), bytes);
-        let mut hash = [0; 32];
-        hash.copy_from_slice(tag.as_ref());
-        hash
-    }
-}
-
-/// Seals texts with a key, and opens them.
-pub struct Cipher {
-    key: LessSafeKey,
-    random: SystemRandom,
-}
-
-impl Cipher {
-    /// The cipher of a key.
-    ///
-    /// # Errors
-    /// [`KeyError::Content`]: the key is refused, which does not happen to one of 32 bytes.
-    pub fn new(key: &SecretKey) -> Result<Self, KeyError> {
-        let key = UnboundKey::new(&AES_256_GCM, &key.0).map_err(|_| KeyError::Content)?;
+        let key = UnboundKey::new(&AES_256_GCM, &key).map_err(|_| KeyError::Content)?;
         Ok(Self { key: LessSafeKey::new(key), random: SystemRandom::new() })
-    }
-
-    /// The cipher of a key file.
-    ///
-    /// # Errors
-    /// See [`SecretKey::from_file`].
-    pub fn from_file(path: &Path) -> Result<Self, KeyError> {
-        Self::new(&SecretKey::from_file(path)?)
     }
 
     /// 12 random bytes and the sealed payload. It opens only in the same `context`.

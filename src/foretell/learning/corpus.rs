@@ -6,7 +6,6 @@
 //! effort. A session looks up texts in the view that was published when it began.
 
 mod access;
-pub mod exchange;
 mod file;
 
 use std::collections::HashMap;
@@ -24,9 +23,8 @@ use crate::http;
 use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
 pub use access::CorpusAccess;
-use exchange::{Exchange, Purge, Wanted};
 pub use file::sibling;
-use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Part, Tables};
+use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Tables};
 use foretell_core::draft::{Successors, View};
 use foretell_core::units::{Tick, TokenId};
 use parking_lot::RwLock;
@@ -64,8 +62,6 @@ struct Shared {
     generation: AtomicU64,
     /// Tokens waiting to be indexed.
     waiting: AtomicUsize,
-    /// Texts for other sidecars, and the keys wanted from them; `None` if nothing is shared.
-    exchange: Option<Exchange>,
 }
 
 struct Shown {
@@ -86,23 +82,6 @@ struct Contribution {
     text: Vec<TokenId>,
     /// Its successors, with their key and epoch.
     seen: Option<(Epoch, Successors)>,
-    /// The model's id, if its text is for the tenant's requests at other sidecars too.
-    shared: Option<Arc<str>>,
-}
-
-/// Part of a text that another sidecar has kept; see [`Part`].
-#[derive(Clone, Debug)]
-pub struct Received {
-    /// Its key here.
-    pub key: Key,
-    /// Its tokens.
-    pub ids: Vec<TokenId>,
-    /// Number of tokens before the new ones.
-    pub lead: usize,
-    /// Hash of the text before the new ones.
-    pub chain: u64,
-    /// Time since it was written.
-    pub age: Duration,
 }
 
 /// The key of successors, and the epoch of the engine that they come from.
@@ -118,10 +97,8 @@ impl Contribution {
 
 enum Note {
     Learn(Contribution),
-    /// Adds texts of other sidecars, which were read at this number of clears.
-    Receive(Vec<Received>, u64),
-    /// Removes the texts of tenants, or of all; replies with their number once done.
-    Clear(Vec<Purge>, SyncSender<Result<usize, SnapshotError>>),
+    /// Removes the texts of a tenant, or of all (`None`); replies with their number once done.
+    Clear(Option<String>, SyncSender<Result<usize, SnapshotError>>),
     Save(PathBuf, SyncSender<Result<usize, SnapshotError>>),
     Load(PathBuf, SyncSender<Result<usize, SnapshotError>>),
 }
@@ -129,8 +106,7 @@ enum Note {
 impl CorpusHandle {
     /// Starts the thread of an empty corpus; it ends with the last handle. Its bytes are reserved
     /// in `process_memory`; when that is short, texts are evicted. `snapshot`: the file that is
-    /// rewritten when texts are cleared. `shares`: a random number, the same at all sidecars that
-    /// share texts; `None` if none are shared.
+    /// rewritten when texts are cleared.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -139,7 +115,6 @@ impl CorpusHandle {
         process_memory: &Arc<http::memory::Memory>,
         observer: Arc<Observer>,
         snapshot: Option<PathBuf>,
-        shares: Option<u64>,
     ) -> io::Result<Self> {
         let (notes, inbox) = sync_channel(WAITING);
         let shared = Arc::new(Shared {
@@ -150,10 +125,9 @@ impl CorpusHandle {
             snapshot_bytes: (limits.bytes as u64).saturating_mul(WRITTEN_PER_BYTE).saturating_add(1 << 20),
             generation: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
-            exchange: shares.map(|_| Exchange::default()),
         });
         let worker = Worker {
-            memory: Corpus::new(limits, shares.unwrap_or_else(crate::random::fresh_seed)),
+            memory: Corpus::new(limits, crate::random::fresh_seed()),
             shared: Arc::downgrade(&shared),
             process_memory: Arc::clone(process_memory),
             held: process_memory.take(0),
@@ -184,7 +158,7 @@ impl CorpusHandle {
     fn learn(&self, contribution: Contribution) {
         let tokens = contribution.tokens();
         if !self.queue(Note::Learn(contribution), tokens) {
-            self.shared.observer.metrics().corpus.exchanged("dropped", 1);
+            self.shared.observer.metrics().corpus.dropped();
         }
     }
 
@@ -205,68 +179,7 @@ impl CorpusHandle {
     /// # Errors
     /// [`SnapshotError::Stopped`], or [`SnapshotError::File`]: the snapshot may still have them.
     pub fn clear(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
-        self.clear_each(&[tenant.map(ToOwned::to_owned)])
-    }
-
-    /// As [`Self::clear`], of several tenants.
-    ///
-    /// # Errors
-    /// As [`Self::clear`].
-    pub fn clear_each(&self, purges: &[Purge]) -> Result<usize, SnapshotError> {
-        let gone = self.ask(|reply| Note::Clear(purges.to_vec(), reply));
-        if let Some(exchange) = &self.shared.exchange {
-            exchange.drop_texts(purges);
-        }
-        gone
-    }
-
-    /// As [`Self::clear`], at the other sidecars of the fleet as well, by the next exchanges with
-    /// the store.
-    ///
-    /// # Errors
-    /// As [`Self::clear`]: of the texts here.
-    pub fn purge(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
-        if let Some(exchange) = &self.shared.exchange {
-            exchange.purge(tenant.map(ToOwned::to_owned));
-        }
-        self.clear(tenant)
-    }
-
-    /// Texts for other sidecars; `None` if nothing is shared.
-    pub fn exchange(&self) -> Option<&Exchange> {
-        self.shared.exchange.as_ref()
-    }
-
-    /// The keys whose texts are wanted from other sidecars.
-    pub fn wanted(&self) -> Vec<Wanted> {
-        let now = self.shared.now();
-        self.exchange().map(|exchange| exchange.wanted(now, self.shared.ttl)).unwrap_or_default()
-    }
-
-    /// Number of clears so far, for [`Self::receive`].
-    pub fn generation(&self) -> u64 {
-        self.shared.generation.load(Ordering::SeqCst)
-    }
-
-    /// Time to live of a text that is not used.
-    pub fn ttl(&self) -> Duration {
-        self.shared.ttl
-    }
-
-    /// Queues texts of other sidecars, which were read when the number of clears was `generation`:
-    /// those of a tenant that was cleared since are dropped. False if too much is waiting.
-    pub fn receive(&self, texts: Vec<Received>, generation: u64) -> bool {
-        let (number, tokens) = (texts.len() as u64, tokens_of(&texts));
-        let sent = self.queue(Note::Receive(texts, generation), tokens);
-        if sent {
-            self.shared.observer.metrics().corpus.exchanged("received", number);
-        }
-        sent
-    }
-
-    /// Counts texts that were given to the store.
-    pub fn sent(&self, texts: usize) {
-        self.shared.observer.metrics().corpus.exchanged("sent", texts as u64);
+        self.ask(|reply| Note::Clear(tenant.map(ToOwned::to_owned), reply))
     }
 
     /// Holdings of every key.
@@ -362,22 +275,14 @@ impl Worker {
             Some(Note::Learn(contribution)) => {
                 shared.waiting.fetch_sub(contribution.tokens(), Ordering::Relaxed);
                 let cleared = self.is_cleared(contribution.owner.as_ref(), contribution.generation);
-                let changed = if cleared { Vec::new() } else { self.learn(&contribution, shared, now) };
+                let changed = if cleared { Vec::new() } else { self.learn(&contribution, now) };
                 self.publish(&changed, shared, now);
             }
-            Some(Note::Receive(texts, generation)) => {
-                shared.waiting.fetch_sub(tokens_of(&texts), Ordering::Relaxed);
-                let changed = self.adopt(&texts, generation, now);
-                self.publish(&changed, shared, now);
-            }
-            Some(Note::Clear(purges, reply)) => {
+            Some(Note::Clear(tenant, reply)) => {
                 let before = self.texts();
-                let mut changed = Vec::new();
                 let generation = shared.generation.fetch_add(1, Ordering::SeqCst) + 1;
-                for tenant in purges {
-                    changed.extend(self.memory.clear(tenant.as_deref()));
-                    self.cleared.insert(tenant.map(Into::into), generation);
-                }
+                let changed = self.memory.clear(tenant.as_deref());
+                self.cleared.insert(tenant.map(Into::into), generation);
                 let gone = before - self.texts();
                 self.publish(&changed, shared, now);
                 let forgotten =
@@ -402,31 +307,14 @@ impl Worker {
         of(None) || (owner.is_some() && of(owner))
     }
 
-    /// Adds texts of other sidecars; returns the keys that have changed.
-    fn adopt(&mut self, texts: &[Received], generation: u64, now: Tick) -> Vec<Key> {
-        let mut changed = Vec::new();
-        for Received { key, ids, lead, chain, age } in texts {
-            let owner: Option<Arc<str>> = key.tenant.as_deref().map(Into::into);
-            let part = Part { ids, lead: *lead, chain: *chain };
-            let is_new = !self.is_cleared(owner.as_ref(), generation)
-                && self.memory.learn_part(key, owner.as_ref(), part, before(now, *age)).is_some();
-            changed.extend(is_new.then(|| key.clone()));
-        }
-        changed
-    }
-
     /// Adds a text under each of its keys, and successors under theirs; returns the keys that have
     /// changed.
-    fn learn(&mut self, contribution: &Contribution, shared: &Shared, now: Tick) -> Vec<Key> {
+    fn learn(&mut self, contribution: &Contribution, now: Tick) -> Vec<Key> {
         let Contribution { keys, owner, text, seen, .. } = contribution;
         let mut changed: Vec<Key> = Vec::new();
         for key in keys {
-            let Some(new) = self.memory.learn(key, owner.as_ref(), text, now) else { continue };
-            changed.push(key.clone());
-            if let (Some(exchange), Some(model)) = (&shared.exchange, &contribution.shared)
-                && key.tenant.is_some()
-            {
-                shared.observer.metrics().corpus.exchanged("dropped", exchange.give(key, model, new));
+            if self.memory.learn(key, owner.as_ref(), text, now) {
+                changed.push(key.clone());
             }
         }
         if let Some(((key, epoch), seen)) = seen
@@ -494,10 +382,6 @@ impl Worker {
         self.publish(&changed, shared, now);
         Ok(changed.len())
     }
-}
-
-fn tokens_of(texts: &[Received]) -> usize {
-    texts.iter().map(|text| text.ids.len()).sum()
 }
 
 /// The moment `age` before `now`.

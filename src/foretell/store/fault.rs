@@ -22,13 +22,11 @@ pub enum FaultKind {
     Version,
     /// An answer or an entry cannot be read.
     Answer,
-    /// A stream could not be continued, and was removed: something else has written to it.
-    Damaged,
 }
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::Connect,
         Self::Timeout,
         Self::Password,
@@ -36,7 +34,6 @@ impl FaultKind {
         Self::Refused,
         Self::Version,
         Self::Answer,
-        Self::Damaged,
     ];
 
     /// The name in metrics and logs.
@@ -49,7 +46,6 @@ impl FaultKind {
             Self::Refused => "refused",
             Self::Version => "version",
             Self::Answer => "answer",
-            Self::Damaged => "damaged",
         }
     }
 

@@ -25,12 +25,6 @@ const MAX_BYTES: usize = 16 << 20;
 /// Maximum keys of one request: their entries, of up to 256 KiB, fill half of an answer.
 const KEYS_AT_ONCE: usize = 32;
 
-/// An entry of a stream: its id, and the value of its first field.
-pub type Entry = (String, Vec<u8>);
-
-/// Streams with their entries: the fields of each, names and values in turn.
-type Streams = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
-
 /// A connection to the store. Its task ends with it.
 pub struct Link {
     connection: MultiplexedConnection,
@@ -115,59 +109,6 @@ impl Link {
         command.arg(key).arg(value).arg("PX").arg(millis(kept)).arg("NX");
         let set: Option<String> = command.query_async(&mut self.connection).await?;
         Ok(set.is_some())
-    }
-
-    /// The entries of streams behind an id each, at most `count` of each stream, with their first
-    /// field's value; without those streams that have none.
-    pub async fn entries(
-        &mut self,
-        streams: &[(&str, String)],
-        count: usize,
-    ) -> Result<Vec<(String, Vec<Entry>)>, Fault> {
-        let mut command = redis::cmd("XREAD");
-        command.arg("COUNT").arg(count).arg("STREAMS");
-        let (names, ids): (Vec<&str>, Vec<&str>) =
-            streams.iter().map(|(name, id)| (*name, id.as_str())).unzip();
-        command.arg(names).arg(ids);
-        let read: Option<Streams> = command.query_async(&mut self.connection).await?;
-        let value =
-            |(id, fields): (String, Vec<Vec<u8>>)| (id, fields.into_iter().nth(1).unwrap_or_default());
-        let entries = |(name, entries): (String, Vec<_>)| (name, entries.into_iter().map(value).collect());
-        Ok(read.unwrap_or_default().into_iter().map(entries).collect())
-    }
-
-    /// Runs commands whose answers say nothing; none is fine.
-    pub async fn run(&mut self, commands: &redis::Pipeline) -> Result<(), Fault> {
-        if commands.is_empty() {
-            return Ok(());
-        }
-        Ok(commands.exec_async(&mut self.connection).await?)
-    }
-
-    /// The store's clock, Unix milliseconds, by the id of an entry of a stream that is there for
-    /// this alone.
-    pub async fn clock(&mut self, key: &str) -> Result<u64, Fault> {
-        let mut all = redis::pipe();
-        all.cmd("DEL").arg(key).ignore();
-        all.cmd("XADD").arg(key).arg("*").arg("c").arg(1);
-        all.cmd("DEL").arg(key).ignore();
-        let (id,): (String,) = all.query_async(&mut self.connection).await?;
-        id.split('-').next().and_then(|at| at.parse().ok()).ok_or_else(|| Fault::answer("no id of a stream"))
-    }
-
-    /// Adds an entry with this one field to a stream, and returns its id.
-    pub async fn add(&mut self, stream: &str, field: &str, value: Vec<u8>) -> Result<String, Fault> {
-        let mut command = redis::cmd("XADD");
-        command.arg(stream).arg("*").arg(field).arg(value);
-        Ok(command.query_async(&mut self.connection).await?)
-    }
-
-    /// Removes keys; none is fine.
-    pub async fn remove(&mut self, keys: &[&str]) -> Result<(), Fault> {
-        if keys.is_empty() {
-            return Ok(());
-        }
-        Ok(redis::cmd("DEL").arg(keys).query_async(&mut self.connection).await?)
     }
 
     /// Removes a key, and a member of a sorted set.

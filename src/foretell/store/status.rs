@@ -30,8 +30,6 @@ struct State {
     /// Sidecars of another version, and entries that could not be read then.
     strangers: usize,
     unreadable: usize,
-    /// Texts and purges that could not be read in the last exchange.
-    unreadable_texts: usize,
     /// Faults so far, by [`FaultKind::index`].
     faults: [u64; FaultKind::ALL.len()],
 }
@@ -53,7 +51,6 @@ impl Status {
             sidecars: 0,
             strangers: 0,
             unreadable: 0,
-            unreadable_texts: 0,
             faults: [0; FaultKind::ALL.len()],
         };
         Self { url, state: Mutex::new(state) }
@@ -86,38 +83,6 @@ impl Status {
         }
         (state.sidecars, state.strangers, state.unreadable) = (sidecars, strangers, unreadable);
         state.pulled = Instant::now();
-    }
-
-    /// Takes the number of texts and purges that could not be read, as they are of another key or
-    /// were changed.
-    pub(super) fn read_texts(&self, unreadable: usize) {
-        let mut state = self.state.lock();
-        let store = &self.url;
-        if unreadable > 0 {
-            state.count(FaultKind::Answer);
-            if state.unreadable_texts == 0 {
-                tracing::warn!(
-                    store,
-                    unreadable,
-                    "shared texts do not open with fleet.tenant_key_file, and are left out"
-                );
-            }
-        }
-        state.unreadable_texts = unreadable;
-    }
-
-    /// Takes the streams that were removed because something else has written to them.
-    pub(super) fn damaged(&self, streams: &[String]) {
-        let store = &self.url;
-        for stream in streams {
-            self.state.lock().count(FaultKind::Damaged);
-            tracing::warn!(
-                store,
-                stream,
-                "stream of the fleet store was damaged by another writer, and was deleted; \
-                 clears that are known here were written again"
-            );
-        }
     }
 
     /// Takes the outcome of an exchange.

@@ -156,7 +156,7 @@ fn corpus() -> &'static CorpusHandle {
     MEMORIES.get_or_init(|| {
         let limits = Limits { bytes: HELD, ttl: Duration::from_hours(1) };
         let observer = Arc::new(Observer::new().expect("metrics"));
-        CorpusHandle::start(limits, &Memory::new(1 << 30), observer, None, None).expect("a thread")
+        CorpusHandle::start(limits, &Memory::new(1 << 30), observer, None).expect("a thread")
     })
 }
 

@@ -156,7 +156,7 @@ sections! {
             "Time since the measurements of other sidecars were last read; before the first time, since the start.";
         gauge STORE_SIDECARS = "foretell_store_sidecars" [] "Other sidecars whose measurements were read the last time.";
         counter STORE_ERRORS = "foretell_store_errors_total" ["kind"]
-            "Exchanges that failed: no connection (`connect`), no answer in time (`timeout`), login refused (`password`), no memory left (`full`), another refusal (`refused`), unreadable `answer`; or that found sidecars of another `version`, or a stream that another writer has `damaged`.";
+            "Exchanges that failed: no connection (`connect`), no answer in time (`timeout`), login refused (`password`), no memory left (`full`), another refusal (`refused`), unreadable `answer`; or that found sidecars of another `version`.";
     }
     "Is the proxy healthy" {
         histogram OVERHEAD = "foretell_overhead_seconds" ["stage"] in WORK
@@ -173,7 +173,7 @@ sections! {
         gauge CORPUS_TEXTS = "foretell_corpus_texts" [] "Texts in the corpus.";
         gauge CORPUS_SUCCESSORS = "foretell_corpus_successors" [] "Tokens whose likely successors are kept in the corpus, over all tenants.";
         counter CORPUS_EVENTS = "foretell_corpus_texts_total" ["event"]
-            "Texts that were `learnt`, `known` already, `evicted` for room, `expired`, `dropped` because too many came, or `sent` to and `received` from other sidecars.";
+            "Texts that were `learnt`, `known` already, `evicted` for room, `expired`, or `dropped` because too many came.";
         counter RECORDED = "foretell_recorded_requests_total" ["result"]
             "Requests to be recorded that were `written`, `dropped` because too many came, or `failed` because the disk refused.";
         counter LOG_DROPPED = "foretell_log_dropped_total" []

@@ -102,11 +102,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
 
 fn corpus(mut section: Section<'_>) -> Corpus {
     let record = "Record the tokens of requests that may be speculated on, for `foretell train`; needs `corpus.record` of the process file.";
-    let share = "Share the texts of each tenant with its requests at other sidecars; needs `fleet.tenant_key_file` of the process file.";
-    let corpus = Corpus {
-        record: section.or("record", record, false, &boolean()),
-        share: section.or("share", share, false, &boolean()),
-    };
+    let corpus = Corpus { record: section.or("record", record, false, &boolean()) };
     section.close();
     corpus
 }

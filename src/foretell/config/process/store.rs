@@ -26,16 +26,6 @@ pub struct Fleet {
     pub password_file: Option<PathBuf>,
     /// Authorities (PEM) that must have signed its certificate; `None`: the usual public ones.
     pub ca: Option<PathBuf>,
-    /// File with the key by which shared texts are sealed and tenants hashed, 64 hexadecimal
-    /// digits; `None`: no texts are shared.
-    pub tenant_key_file: Option<PathBuf>,
-}
-
-impl Fleet {
-    /// True if policies may share texts.
-    pub fn shares_texts(&self) -> bool {
-        self.store.is_some() && self.tenant_key_file.is_some()
-    }
 }
 
 impl Default for Fleet {
@@ -46,7 +36,6 @@ impl Default for Fleet {
             sync: Duration::from_secs(5),
             password_file: None,
             ca: None,
-            tenant_key_file: None,
         }
     }
 }
@@ -163,11 +152,6 @@ pub(super) fn read(mut section: Section<'_>) -> Fleet {
             "Authorities of its certificate, PEM; null: public ones.",
             FileKind::Authorities,
         ),
-        tenant_key_file: section.file(
-            "tenant_key_file",
-            "File with 64 hexadecimal digits, the same at all sidecars, by which texts of `corpus.share` are sealed.",
-            FileKind::Key,
-        ),
     };
     if fleet.password_file.is_some() && fleet.store.as_ref().is_some_and(|store| store.password.is_some()) {
         let allowed = "a password in the URL or in a file, not both";
@@ -175,9 +159,6 @@ pub(super) fn read(mut section: Section<'_>) -> Fleet {
     }
     if fleet.ca.is_some() && fleet.store.as_ref().is_some_and(|store| !store.tls) {
         section.refuse("ca", Refusal::new("no TLS", "a store at rediss://"), "a file");
-    }
-    if fleet.tenant_key_file.is_some() && fleet.store.is_none() {
-        section.refuse("tenant_key_file", Refusal::new("no store", "a key with fleet.store"), "a file");
     }
     section.close();
     fleet

@@ -22,8 +22,6 @@ pub struct CorpusAccess {
     owner: Option<Arc<str>>,
     /// Number of clears when it began.
     generation: u64,
-    /// The model's id, if its policy shares the texts of its tenant with other sidecars.
-    shared: Option<Arc<str>>,
     /// Its recording, if it is recorded.
     recorded: Option<Recorded>,
 }
@@ -61,20 +59,8 @@ impl CorpusAccess {
             epoch: None,
             owner: tenant.map(Into::into),
             generation,
-            shared: None,
             recorded: None,
         }
-    }
-
-    /// Shares the texts of its tenant, if it reads those, with the tenant's requests to this model
-    /// at other sidecars.
-    #[must_use]
-    pub fn sharing(self, model: &str) -> Self {
-        let [of_tenant, _] = &self.keys;
-        if let (Some(exchange), Some(key)) = (self.corpus.exchange(), of_tenant) {
-            exchange.want(key, model, self.corpus.shared.now());
-        }
-        Self { shared: Some(model.into()), ..self }
     }
 
     /// Has the request recorded: `record` is filled with its tokens when it ends.
@@ -118,8 +104,8 @@ impl CorpusAccess {
         let seen = self.epoch.clone().zip(seen.filter(|seen| seen.tokens() > 0).cloned());
         if !keys.is_empty() || seen.is_some() {
             let owner = self.owner.clone();
-            let (generation, shared) = (self.generation, self.shared.clone());
-            self.corpus.learn(Contribution { keys, owner, generation, text, seen, shared });
+            let generation = self.generation;
+            self.corpus.learn(Contribution { keys, owner, generation, text, seen });
         }
     }
 }

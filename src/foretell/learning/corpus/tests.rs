@@ -18,7 +18,7 @@ fn corpus() -> CorpusHandle {
 fn saved_to(snapshot: Option<PathBuf>) -> CorpusHandle {
     let limits = Limits { bytes: 1 << 20, ttl: Duration::from_hours(1) };
     let process_memory = http::memory::Memory::new(1 << 30);
-    CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), snapshot, None).unwrap()
+    CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), snapshot).unwrap()
 }
 
 /// Adds the text of a request under one key.
@@ -210,7 +210,7 @@ fn texts_are_evicted_first_when_memory_is_short() {
     let process_memory = http::memory::Memory::new(100_000);
     let limits = Limits { bytes: 90_000, ttl: Duration::from_hours(1) };
     let corpus =
-        CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), None, None).unwrap();
+        CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), None).unwrap();
     (0..60).for_each(|n| say(&corpus, key("a"), &text(n * 100)));
     settle(&corpus);
     let before = process_memory.used();

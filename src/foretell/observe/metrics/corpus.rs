@@ -31,16 +31,15 @@ impl CorpusMetrics {
         for result in ["written", "dropped", "failed"] {
             metrics.recorded.with_label_values(&[result]);
         }
-        for event in ["learnt", "known", "evicted", "expired", "dropped", "sent", "received"] {
+        for event in ["learnt", "known", "evicted", "expired", "dropped"] {
             metrics.events.with_label_values(&[event]);
         }
         Ok(metrics)
     }
 
-    /// Counts texts that were `dropped` because too many came, or `sent` to and `received` from
-    /// other sidecars.
-    pub fn exchanged(&self, event: &str, texts: u64) {
-        self.events.with_label_values(&[event]).inc_by(texts);
+    /// Counts a text that was dropped because too many came.
+    pub fn dropped(&self) {
+        self.events.with_label_values(&["dropped"]).inc();
     }
 
     /// Counts a request that was to be recorded, by result: `written`, `dropped` or `failed`.
