@@ -445,11 +445,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         admin_token,
         admin_hosts: process.admin.hosts.clone(),
         require_backend: process.ready.require_backend,
-        trace_settings: TraceSettings {
-            share: process.observe.share,
-            collector: None,
-            texts: process.observe.text,
-        },
+        trace_settings: TraceSettings { share: process.observe.share, collector: None },
         metrics: process.metrics,
         mode: process.mode,
         tenant: process.tenant.clone(),

@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
@@ -352,13 +352,7 @@ impl Proxy {
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
                 // Any value of `x-foretell-corpus` but `on` keeps the request out of the corpus.
                 let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
-                let told = |name: HeaderName| inbound.parts.headers.get_all(name);
-                let memory = told(headers::CORPUS).iter().all(is_on);
-                let texts: Vec<bool> = told(headers::TEXT).iter().map(is_on).collect();
-                // Any value of `x-foretell-text` but `on` is no permission.
-                if !texts.is_empty() && texts.iter().all(|on| *on) {
-                    inbound.record.keep_text();
-                }
+                let memory = inbound.parts.headers.get_all(headers::CORPUS).iter().all(is_on);
                 let client =
                     Client { api, control: wish.control(), mode: eligible.mode, tenant, trailers, memory };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
