@@ -14,7 +14,6 @@ pub mod listed;
 pub mod llamacpp;
 pub mod lmdeploy;
 pub mod onnx;
-pub mod openai;
 pub mod origin;
 pub mod probe;
 mod quirks;

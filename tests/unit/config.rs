@@ -624,7 +624,7 @@ fn a_backend_without_a_method_of_verification_is_warned_of() {
         load_from(folder.path(), &file).unwrap().warnings
     };
     assert_eq!(warnings("[]"), ["backend b: verify.allow: [] leaves no method: its requests are relayed"]);
-    assert_eq!(warnings("[prediction]"), Vec::<String>::new());
+    assert_eq!(warnings("[score]"), Vec::<String>::new());
 }
 
 #[test]

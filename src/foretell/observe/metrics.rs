@@ -33,24 +33,6 @@ use foretell_core::words::metric;
 pub use foretell_core::words::metric::Stage;
 use foretell_engines::openai::Path;
 
-/// Result of sending OpenAI's `prediction` along with a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prediction {
-    /// The service accepted the request.
-    Sent,
-    /// The service refused the request, which was then sent without the prediction.
-    Refused,
-}
-
-impl Prediction {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Sent => "sent",
-            Self::Refused => "refused",
-        }
-    }
-}
-
 /// Keeps a gauge one higher until it is dropped.
 #[derive(Debug)]
 pub struct Held(IntGauge);
@@ -77,7 +59,6 @@ pub struct Metrics {
     drift: DriftMetrics,
     drafts: DraftCounts,
     overhead: HistogramVec,
-    predictions: IntCounterVec,
     mismatches: IntCounterVec,
     nothing_eligible: IntGauge,
     config: ConfigMetrics,
@@ -98,7 +79,6 @@ impl Metrics {
             drift: DriftMetrics::new(&new)?,
             drafts: DraftCounts::new(&new)?,
             overhead: new.kept(make::histograms(metric::OVERHEAD))?,
-            predictions: new.kept(make::counters(metric::PREDICTIONS))?,
             mismatches: new.kept(make::counters(metric::MISMATCHES))?,
             nothing_eligible: new.kept(make::int_gauge(metric::NOTHING_ELIGIBLE))?,
             config: ConfigMetrics::new(&new)?,
@@ -116,9 +96,6 @@ impl Metrics {
     fn begin(&self) {
         for doubt in Doubted::ALL {
             self.mismatches.with_label_values(&[doubt.name()]);
-        }
-        for result in [Prediction::Sent, Prediction::Refused] {
-            self.predictions.with_label_values(&[result.name()]);
         }
         for stage in Stage::ALL {
             self.overhead.with_label_values(&[stage.name()]);
@@ -149,11 +126,6 @@ impl Metrics {
     /// No output of a minute of traffic was eligible; or some is again.
     pub(super) fn nothing_eligible(&self, nothing: bool) {
         self.nothing_eligible.set(i64::from(nothing));
-    }
-
-    /// Counts a request that was sent with a prediction.
-    pub fn prediction(&self, result: Prediction) {
-        self.predictions.with_label_values(&[result.name()]).inc();
     }
 
     /// All metrics in the Prometheus text format.
@@ -401,12 +373,6 @@ mod tests {
             Some(0.0),
             "the series of its failures while no replica answers"
         );
-        for result in ["sent", "refused"] {
-            assert_eq!(
-                value(&metrics.text(), &format!("foretell_predictions_total{{result=\"{result}\"}}")),
-                Some(0.0)
-            );
-        }
     }
 
     #[test]

@@ -75,8 +75,6 @@ sections! {
             "Idle connections that were closed because others waited for a place.";
         counter CONNECTIONS_FAILED = "foretell_connections_failed_total" [] "Connections that could not be accepted.";
         counter REFUSED = "foretell_requests_refused_total" ["code"] "Requests that were refused because of their head.";
-        counter PREDICTIONS = "foretell_predictions_total" ["result"]
-            "Requests to hosted services that were given a prediction: `sent`, or `refused` and sent again without.";
     }
     "Is it helping" {
         gauge CONTROL_GROUP_RATIO = "foretell_control_group_ratio" ["policy", "backend", "bound"]

@@ -51,8 +51,7 @@ impl Proxy {
         let Shared { fleet, modes, memory, sessions, life, .. } = &self.shared;
         let serving = self.serving.as_ref()?;
         let replica = fleet.would_pick(model)?;
-        let Backend { name, mode, speculates, .. } =
-            facts::backend(&replica, model.unwrap_or_default(), modes);
+        let Backend { name, mode, speculates } = facts::backend(&replica, modes);
         let open = mode == Mode::Auto && speculates && !life.is_draining();
         if !open || replica.health_state() != HealthState::Ready {
             return None;
