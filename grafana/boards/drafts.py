@@ -43,6 +43,7 @@ def short() -> tuple[Panel, ...]:
             "percentunit",
             Query(ratio(rate(ACCEPTED), rate(DRAFTED))),
             steps=ACCEPTANCE,
+            width=8,
             says="Drafted tokens that became output ÷ drafted tokens.",
             good="above 40 % (green).",
             otherwise=(
@@ -56,25 +57,10 @@ def short() -> tuple[Panel, ...]:
             Query(f"1 + {ratio(rate(ACCEPTED), rate(ROUNDS))}"),
             defaults={"decimals": 2},
             steps=((None, "red"), (1.2, "yellow"), (1.5, "green")),
+            width=8,
             says="Mean tokens per round: 1 + accepted tokens ÷ rounds that decided a token.",
             good="above 1.5 (green).",
             otherwise="near 1 (red) drafts have no effect.",
-        ),
-        stat(
-            "Collapses and plateaus",
-            "none",
-            Query(increase("foretell_acceptance_anomaly_total", by="kind"), "{{kind}}"),
-            steps=((None, "green"), (1, "yellow"), (10, "red")),
-            width=8,
-            says=(
-                "Quality alarms within the time range: `collapse` of an acceptance rate that used to be high, "
-                "`plateau` of an output that repeats itself."
-            ),
-            good="0.",
-            otherwise=(
-                "`collapse`: the engine's model, its settings or the traffic has changed. `plateau`: look at outputs, "
-                "the model may loop."
-            ),
         ),
         stat(
             "Drift, total variation",

@@ -152,18 +152,6 @@ def traffic() -> tuple[Panel, ...]:
             good="few.",
             otherwise="many left: answers exceed the clients' timeouts. Refused: the code shows which limit.",
         ),
-        lines(
-            "Predictions sent to hosted services",
-            "reqps",
-            Query(rate("foretell_predictions_total", by="result"), "{{result}}"),
-            absent="no hosted service",
-            says=(
-                "Requests per second to hosted services that were given a prediction: `sent`, or `refused` and sent "
-                "again without."
-            ),
-            good="no `refused`.",
-            otherwise="the service's model does not accept predictions: remove it from the policy's match.",
-        ),
     )
 
 

@@ -95,7 +95,7 @@ def reasons() -> tuple[Panel, ...]:
             defaults={"min": 0, "max": 1},
             says=(
                 "Share of output tokens by path and reason, relayed answers included; those of answers without usage "
-                "are estimated. `/api/coverage` also has route, client, policy and backend."
+                "are estimated. `/api/coverage` also has route, policy and backend."
             ),
             good="mostly `speculated` and `plain`: these may be speculated on.",
             otherwise="the largest `relayed` reason is what limits the gain: its meaning is in the panel below.",

@@ -6,7 +6,6 @@
 //! wrong estimate is corrected within a handful of rounds; the total cost of wrong estimates is
 //! bounded by a [`RegretBudget`].
 
-pub mod alarm;
 pub mod belief;
 pub mod budget;
 pub mod chooser;
@@ -26,7 +25,6 @@ pub mod state;
 pub mod survival;
 pub mod tolerance;
 
-pub use alarm::Alarm;
 pub use belief::Belief;
 pub use budget::Budget;
 pub use chooser::{MARGIN, Outlook, Quote, STAY, best_cut};

@@ -241,8 +241,6 @@ pub struct Summary {
     /// Seconds per token from the first piece of output to the last; `None` where the session was
     /// not free to speculate, or for a short output.
     pub token_seconds: Option<f64>,
-    /// Its output repeats itself.
-    pub loops: bool,
     /// Seconds that its rounds and switches have won and lost.
     pub balance: Balance,
     /// The token ids in doubt, which prevent speculation; `None` if none are.

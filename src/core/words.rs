@@ -4,7 +4,6 @@
 //! PURE, and below every other module but `units`, so that no two modules or crates depend on each
 //! other for a name.
 
-mod client_family;
 pub mod context;
 mod distribution;
 mod gate;
@@ -18,7 +17,6 @@ mod relay_reason;
 mod structure;
 pub mod verify_result;
 
-pub use client_family::ClientFamily;
 pub use context::TokenContext;
 pub use distribution::Distribution;
 pub use gate::Gate;

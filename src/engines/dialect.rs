@@ -13,7 +13,6 @@ pub mod guarantees;
 pub mod llamacpp;
 pub mod lmdeploy;
 pub mod onnx;
-pub mod openai;
 pub mod origin;
 pub mod probe;
 mod quirks;

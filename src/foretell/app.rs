@@ -30,8 +30,7 @@ use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, Process, Render, Replicas,
-    TokenizerSource,
+    self, Backend, ClientControl, Connect, HostHeader, Listen, Process, Render, Replicas, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
@@ -54,7 +53,6 @@ use crate::serving::{SessionRunner, SessionRunnerSetup};
 use crate::store::{self, Store};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
-use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::parse::Parsers;
 use foretell_engines::policy::PolicySet;
 
@@ -387,12 +385,6 @@ fn renderer(process: &Process, backend: &Backend) -> Result<Renderer, AssembleEr
     Ok(Renderer::Other(Arc::new(Replica::new(settings).map_err(StartError::from)?)))
 }
 
-/// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected
-/// tokens.
-fn predicts(backend: &Backend) -> bool {
-    backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.prediction
-}
-
 /// The output parsers named for its models: one set.
 fn parsers(backend: &Backend) -> Parsers {
     let named = backend.models.iter().map(|model| model.parsers);
@@ -444,11 +436,7 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         admin_token,
         admin_hosts: process.admin.hosts.clone(),
         require_backend: process.ready.require_backend,
-        trace_settings: TraceSettings {
-            share: process.observe.share,
-            collector: None,
-            texts: process.observe.text,
-        },
+        trace_settings: TraceSettings { share: process.observe.share, collector: None },
         metrics: process.metrics,
         mode: process.mode,
         tenant: process.tenant.clone(),
@@ -481,7 +469,6 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),
         billed: backend.billed,
-        predicts: predicts(backend),
         translates: backend.translates.clone(),
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,

@@ -139,11 +139,6 @@ impl Fleet {
             .any(|backend| backend.replicas().iter().any(|replica| replica.refuses_prediction()))
     }
 
-    /// True if some hosted service may be sent predictions.
-    pub fn predicts(&self) -> bool {
-        self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.predicts()))
-    }
-
     /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only
     /// one; else the one marked default; else the first, whose own 404 the client gets. Of its
     /// replicas: the less busy of two chosen at random. `None` only if there is no backend, or none

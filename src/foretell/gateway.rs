@@ -63,20 +63,18 @@ pub struct Settings {
     pub workers: usize,
 }
 
-/// Sampling of log lines and spans, and whether outputs may be kept for inspection.
+/// Sampling of log lines and spans.
 #[derive(Clone, Debug)]
 pub struct TraceSettings {
     /// Share of the requests, 0 to 1.
     pub share: f64,
     /// The collector of spans; `None`: no spans are sent.
     pub collector: Option<trace::Collector>,
-    /// Outputs of requests that ask for it are kept with the latest completions.
-    pub texts: bool,
 }
 
 impl Default for TraceSettings {
     fn default() -> Self {
-        Self { share: 1.0, collector: None, texts: false }
+        Self { share: 1.0, collector: None }
     }
 }
 
@@ -162,8 +160,8 @@ impl Shared {
         Ok(Self {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {
-                let TraceSettings { share, collector, texts } = settings.trace_settings.clone();
-                let observer = Observer::new()?.with_tracing(share, collector)?.with_texts(texts);
+                let TraceSettings { share, collector } = settings.trace_settings.clone();
+                let observer = Observer::new()?.with_tracing(share, collector)?;
                 observer.metrics().register(replicas::collector(Arc::clone(&fleet))?)?;
                 let named = settings.backends.iter().flat_map(|backend| &backend.models);
                 observer.metrics().configured_models(named.flat_map(ModelName::exact));

@@ -13,7 +13,6 @@ pub mod metrics;
 pub mod recent;
 pub mod record;
 pub mod replicas;
-pub mod text;
 pub mod totals;
 pub mod trace;
 
@@ -28,14 +27,12 @@ pub use record::Record;
 
 use coverage::Coverage;
 use coverage::streak::{Change, Streak};
-use foretell_core::control::Alarm;
 use foretell_core::session::{Balance, SentAhead};
-use foretell_core::words::{ClientFamily, Ledger, Reason, VerifyMethod};
+use foretell_core::words::{Ledger, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, Path};
 use history::History;
 use http::HeaderMap;
 use recent::Recent;
-use text::Text;
 use totals::Totals;
 use trace::{Collector, Sampling, Trace};
 
@@ -105,8 +102,6 @@ pub struct Finished {
     pub replica: String,
     /// Model id as sent by the client, if it is known.
     pub model: Option<String>,
-    /// The program that has sent it.
-    pub client: ClientFamily,
     /// API of the request; `None` if it does not ask for text.
     pub route: Option<Api>,
     /// How it was served.
@@ -158,8 +153,6 @@ pub struct Finished {
     pub client_gone: bool,
     /// Cause of a missing or incomplete answer; `None` if there is none, or if the client left.
     pub error: Option<String>,
-    /// Its output, if operator and client allow keeping it.
-    pub text: Option<Text>,
 }
 
 impl Finished {
@@ -178,7 +171,6 @@ impl Finished {
             backend: backend.into(),
             replica: String::new(),
             model: None,
-            client: ClientFamily::Other,
             route: None,
             path,
             reason: None,
@@ -203,7 +195,6 @@ impl Finished {
             unsampled: false,
             client_gone: false,
             error: None,
-            text: None,
         }
     }
 
@@ -261,8 +252,6 @@ pub struct Observer {
     started: (SystemTime, Instant),
     sampling: Sampling,
     collector: Option<Collector>,
-    /// Outputs may be kept, of requests that ask for it.
-    texts: bool,
     /// Why requests that are to be recorded are not.
     recording_fault: Mutex<Option<String>>,
 }
@@ -283,7 +272,6 @@ impl Observer {
             started: (SystemTime::now(), Instant::now()),
             sampling: Sampling::new(1.0),
             collector: None,
-            texts: false,
             recording_fault: Mutex::default(),
         })
     }
@@ -300,17 +288,6 @@ impl Observer {
         Ok(Self { sampling: Sampling::new(share), collector, ..self })
     }
 
-    /// Outputs may be kept in the list of the latest completions, of requests that ask for it.
-    #[must_use]
-    pub fn with_texts(self, texts: bool) -> Self {
-        Self { texts, ..self }
-    }
-
-    /// True if outputs may be kept.
-    pub fn keeps_texts(&self) -> bool {
-        self.texts
-    }
-
     /// Decides whether a request with these fields has a line in the log if it succeeds, and begins
     /// its trace.
     fn begin(&self, headers: &HeaderMap) -> (bool, Option<Trace>) {
@@ -321,14 +298,6 @@ impl Observer {
     /// The metrics, for values that do not come from finished requests.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
-    }
-
-    /// Counts a quality alarm of this request, and warns of it.
-    pub fn alarm(&self, alarm: Alarm, of: &Finished) {
-        self.metrics.alarm(alarm);
-        let Finished { model, policy, replica, .. } = of;
-        let replica = Some(replica).filter(|replica| !replica.is_empty());
-        tracing::warn!(alarm = alarm.name(), model, policy, replica, "{}", alarm.says());
     }
 
     /// Notes why requests are not recorded; `None`: they are.

@@ -47,7 +47,7 @@ fn foretell_fields_of_a_backend_never_reach_a_client() {
 fn control_fields_never_reach_a_backend() {
     let backend = Backend::plain();
     let proxy = Start::before(backend.address).start();
-    let fields = "x-foretell: plain\r\nx-foretell-text: on\r\nx-foretell-path: speculated\r\nX-Foretell-Policy: p\r\n\
+    let fields = "x-foretell: plain\r\nx-foretell-corpus: off\r\nx-foretell-path: speculated\r\nX-Foretell-Policy: p\r\n\
                   x-foretell-anything: 1\r\nproxy-authorization: Basic c2VjcmV0\r\nauthorization: Bearer k\r\n\
                   x-kept: yes\r\n";
     for path in ["/v1/completions", "/v1/chat/completions", "/v1/files"] {

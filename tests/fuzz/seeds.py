@@ -215,7 +215,7 @@ def admin():
         yield "word", b"\1" + word + SEPARATOR + b"lora-a"
     for net, address in ((b"10.0.0.0/8", b"10.1.2.3"), (b"::/0", b"::ffff:10.0.0.1"), (b"fe80::/10", b"fe80::1"), (b"1.2.3.4", b"1.2.3.4")):
         yield "net", b"\2" + net + SEPARATOR + address
-    yield "fields", b"\3" + fields + b"content-encoding: gzip\nx-foretell: off\nx-foretell-text: on\n" + SEPARATOR + b"/v1/completions?x"
+    yield "fields", b"\3" + fields + b"content-encoding: gzip\nx-foretell: off\nx-foretell-corpus: off\n" + SEPARATOR + b"/v1/completions?x"
 
 
 def parse():

@@ -5,12 +5,11 @@ import json
 import pathlib
 
 import promql
-import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 FOLDER = ROOT / "grafana/dashboards"
-RULES = ROOT / "grafana/rules/foretell.rules.yaml"
+RULES = promql.RULES
 NAMES = ("drafts", "health", "helping", "why")
 
 
@@ -26,7 +25,7 @@ def boards():
 @functools.cache
 def rules():
     """Every alert rule of the file."""
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return [rule for rule in promql.rules() if "alert" in rule]
 
 
 def panels(board):

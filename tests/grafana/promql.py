@@ -9,10 +9,12 @@ import pathlib
 import re
 
 import promql_parser as ast
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 REFERENCE = ROOT / "docs/metrics.md"
+RULES = ROOT / "grafana/rules/foretell.rules.yaml"
 SCRAPED = {"job", "instance"}
 COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 OF_COUNTERS = {"rate", "increase", "irate"}
@@ -25,6 +27,17 @@ def registry():
     """Kind and labels of every metric, by name."""
     rows = re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([^|]*) \|", REFERENCE.read_text(), re.M)
     return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def rules():
+    """Every rule of the file, of alerts and of recorded series."""
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+@functools.cache
+def recorded():
+    """The expression of every recorded series, by its name."""
+    return {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
 
 
 @functools.cache
@@ -42,6 +55,8 @@ def values():
 def series(name):
     """Kind and labels of a series: a histogram's are `_bucket`, with `le`, `_sum` and `_count`, all
     counters."""
+    if name in recorded():
+        return "gauge", labels(ast.parse(recorded()[name]))
     known = registry()
     part = re.fullmatch(r"(\w+)_(bucket|sum|count)", name)
     if part and known.get(part[1], ("",))[0] == "histogram":

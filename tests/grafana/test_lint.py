@@ -9,7 +9,7 @@ import yaml
 
 RUNBOOK = dashboards.ROOT / "docs/runbook.md"
 TESTS = [dashboards.RULES.with_name(f"foretell.{name}.test.yaml") for name in ("rules", "days")]
-ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
+ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellConfigNotSynchronized",
           "ForetellReplicaSilent", "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh",
           "ForetellStoreDown", "ForetellDrafterStale", "ForetellRecordingFails"}
 # Where the links of alerts lead: the repository of Cargo.toml.
@@ -35,7 +35,7 @@ def chapters():
 class Expressions(unittest.TestCase):
     def test_metrics_and_labels_are_those_of_the_reference_and_nothing_is_divided_by_zero(self):
         read, wrong = 0, []
-        everything = [*dashboards.expressions(), *((rule["alert"], rule["expr"]) for rule in dashboards.rules())]
+        everything = [*dashboards.expressions(), *((rule["alert"], rule["expr"]) for rule in dashboards.rules()), *promql.recorded().items()]
         for location, expression in everything:
             read += 1
             try:

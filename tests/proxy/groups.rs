@@ -1,6 +1,5 @@
-//! Control groups, projected speedup, plain windows and alarms, as an operator sees them.
+//! Control groups, projected speedup and plain windows, as an operator sees them.
 
-mod alarms;
 pub mod house;
 mod kept;
 mod operator;

@@ -313,7 +313,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
 #[test]
 fn variables_of_the_environment_stand_for_values_of_the_process_file_and_of_no_policy() {
     let folder = tempfile::tempdir().unwrap();
-    let source = "version: 1\nmode: ${MODE:-observe}\nlimits: { sessions: \"${SESSIONS}\" }\nobserve: { text: \"${TEXT:-false}\" }\n\
+    let source = "version: 1\nmode: ${MODE:-observe}\nlimits: { sessions: \"${SESSIONS}\" }\nready: { require_backend: \"${READY:-false}\" }\n\
         backends: [{ name: \"${NAME}\", replicas: [\"http://${HOST}:8000\"] }]\n";
     let mut environment: BTreeMap<String, String> = [("SESSIONS", "7"), ("NAME", "70"), ("HOST", "engine")]
         .map(|(name, text)| (name.into(), text.into()))
@@ -520,7 +520,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
         "policies/b.yaml",
         "version: 1\nname: y\naccept: { rule: exact }\ngamma: { fixed: null }\n",
     );
-    let process = "version: 1\ndrafters: { m: { path: x } }\nobserve: { otlp: null, text: false }\ntenant: { header: x-t }\n\
+    let process = "version: 1\ndrafters: { m: { path: x } }\nobserve: { otlp: null, share: 1.0 }\ntenant: { header: x-t }\n\
                    limits: { sessions: 3 }\ncorpus:\n  bytes: 1MiB\n\
                    backends:\n- name: a\n  replicas: [\"http://a\"]\n  budget:\n    slots: 0.2\n- { name: b, replicas: [\"http://b\"] }\n";
     let loaded = load_from(folder.path(), process).unwrap();
@@ -623,7 +623,7 @@ fn a_backend_without_a_method_of_verification_is_warned_of() {
         load_from(folder.path(), &file).unwrap().warnings
     };
     assert_eq!(warnings("[]"), ["backend b: verify.allow: [] leaves no method: its requests are relayed"]);
-    assert_eq!(warnings("[prediction]"), Vec::<String>::new());
+    assert_eq!(warnings("[score]"), Vec::<String>::new());
 }
 
 #[test]

@@ -209,7 +209,6 @@ fn an_explanation_names_parameters_policies_and_the_result() {
 #[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "relayed", Some("unknown_parameter"))]
 #[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("billed"))]
 #[case::relayed("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("no_verify_method"))]
-#[case::predicted("backends: [{ name: a, dialect: openai, verify: { allow: [prediction] }, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("no_verify_method"))]
 #[case::nobody("backends: []", "", CHAT, &[], "failed", Some("no_backend"))]
 #[case::tenant("tenant: { header: x-tenant, trusted_peers: [10.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "relayed", Some("policy"))]
 #[case::strange_tenant("tenant: { header: x-tenant, trusted_peers: [11.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "relayed", Some("no_policy"))]

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use std::collections::BTreeMap;
 
-use super::alarm::Watch;
 use super::shared::Sum;
 use crate::draft::{Agreement, BUCKETS, DrafterId, Features, Source, Vote};
 
@@ -119,8 +118,6 @@ const ROW: usize = TemperatureBucket::COUNT * BUCKETS * POSITIONS * Agreement::C
 pub struct Survival {
     /// Rows of cells by [`DrafterId::row`], as many as were needed so far.
     cells: Vec<Cell>,
-    /// Raises the alarm where acceptance collapses.
-    pub watch: Watch,
     /// Counts of others by the same index, as far as there are any.
     #[serde(skip)]
     lent: Vec<Sum>,
@@ -130,15 +127,14 @@ pub struct Survival {
 #[derive(Deserialize)]
 struct Saved {
     cells: Vec<Cell>,
-    watch: Watch,
 }
 
 impl TryFrom<Saved> for Survival {
     type Error = String;
 
-    fn try_from(Saved { cells, watch }: Saved) -> Result<Self, String> {
+    fn try_from(Saved { cells }: Saved) -> Result<Self, String> {
         if cells.len().is_multiple_of(ROW) {
-            return Ok(Self { cells, watch, lent: Vec::new() });
+            return Ok(Self { cells, lent: Vec::new() });
         }
         Err(format!("{} counts of accepted drafts, this version has {ROW} for each drafter", cells.len()))
     }
@@ -147,7 +143,7 @@ impl TryFrom<Saved> for Survival {
 impl Default for Survival {
     fn default() -> Self {
         let cells = vec![Cell::default(); Source::ALL.len() * ROW];
-        Self { cells, watch: Watch::default(), lent: Vec::new() }
+        Self { cells, lent: Vec::new() }
     }
 }
 
@@ -164,9 +160,6 @@ impl Survival {
     ) {
         let drafter = vote.drafter;
         let bucket = drafter.source.bucket(vote.features);
-        if position == 0 {
-            self.watch.observe(temperature_bucket, drafter, accepted);
-        }
         self.add(cell_index(temperature_bucket, drafter, bucket, position) + company.index(), accepted);
         if drafter.source == Source::Model && (bucket != 0 || company != Agreement::Alone) {
             self.add(cell_index(temperature_bucket, drafter, 0, position), accepted);

@@ -25,11 +25,8 @@ use super::{
 use crate::control::{Control, Presence};
 use crate::draft::Successors;
 use crate::units::{Tick, TokenId};
-use crate::words::{PlainReason, looping};
+use crate::words::PlainReason;
 
-/// Last tokens of an output that are checked for repetition, and the minimum that can show it.
-const LOOP_OF: usize = 512;
-const MIN_LOOP: usize = 128;
 /// Minimum tokens after the first piece of output for a reported pace.
 const MIN_PACED: usize = 8;
 
@@ -201,11 +198,6 @@ impl<W: Walk> Session<W> {
         self.output.stopped()
     }
 
-    /// True if acceptance in its epoch has collapsed since the last call for any session.
-    pub fn acceptance_collapsed(&self) -> bool {
-        self.controller.control().with(|learnt| learnt.survival.watch.take())
-    }
-
     /// The result of the request so far.
     pub fn summary(&self) -> &Summary {
         &self.summary
@@ -273,7 +265,6 @@ impl<W: Walk> Session<W> {
             self.controller.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
-        self.summary.loops = self.loops();
         let shadows = matches!(self.rules.permission, Permission::Shadow(_)) || self.rules.holdback;
         if finish.is_some() && shadows && !self.summary.speculated {
             self.summary.projected_speedup = self.controller.projected_speedup(self.output.tokens().len());
@@ -292,15 +283,6 @@ impl<W: Walk> Session<W> {
         let (first, begun, last) = self.paced.filter(|_| free)?;
         let tokens = self.output.tokens().len().saturating_sub(begun);
         (tokens >= MIN_PACED).then(|| last.seconds_since(first) / tokens as f64)
-    }
-
-    /// True if the output repeats itself, by its last tokens.
-    fn loops(&self) -> bool {
-        let output = self.output.tokens();
-        let last = output.get(output.len().saturating_sub(LOOP_OF)..).unwrap_or_default();
-        let repeats = output.len() >= MIN_LOOP && looping::loops(&[], last);
-        // Copies from the prompt are no loop; a long prompt is searched only where it matters.
-        repeats && looping::loops(self.prompt(), last)
     }
 
     fn act(&mut self, action: Action) -> ActionId {

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 pub use catalogue::*;
 
-use super::{ClientFamily, Gate, Mode, PlainReason, RelayReason, VerifyMethod};
+use super::{Gate, Mode, PlainReason, RelayReason, VerifyMethod};
 
 /// The name, labels and help text of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,11 +151,6 @@ fn labels() -> Vec<Label> {
             "why a model drafter's answer was lost",
             &["timeout", "patience", "fault", "no_slot"],
         ),
-        closed(
-            "client",
-            "the program or library that sent a request, by its User-Agent; a framework over the OpenAI client counts as that",
-            &ClientFamily::ALL.map(ClientFamily::name),
-        ),
         open("code", "why a request was refused, as in the error that its client got"),
         closed("code_class", "class of the status that the client got", &["1xx", "2xx", "3xx", "4xx", "5xx"]),
         open(
@@ -171,7 +166,7 @@ fn labels() -> Vec<Label> {
         closed("gate", "a live reason for plain decoding", &Gate::ALL.map(Gate::name)),
         open(
             "kind",
-            "of drafts, alarms and errors of the store: as their metric says; of a replica's errors: \
+            "of drafts and errors of the store: as their metric says; of a replica's errors: \
              `server_error`, or why no answer came; of model runs: `decode`, `verify`, `prefill`, \
              `draft` of the head",
         ),

@@ -243,8 +243,8 @@ In a cell, `score`, `fan_out`, `tree` or `native` is the verification method; `â
 it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
 entries are temperature 0 / 0.8. The engines have their metrics on, prefix caching on, everything known of their
 defaults (except TensorRT-LLM and Triton, which report none), and, for vLLM, the token endpoint (`--enable-scale-out`,
-0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama, mlx-lm; hosted services
-may be given a prediction.
+0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama, mlx-lm and hosted
+services.
 ";
 
 const OTHERS: &str = "

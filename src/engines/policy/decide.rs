@@ -71,15 +71,13 @@ pub struct Relay {
     pub reason: RelayReason,
     /// Name of the parameter or header that causes it, if a single one does.
     pub parameter: Option<String>,
-    /// A likely answer may be sent along as OpenAI's `prediction`.
-    pub predict: bool,
     /// `name@revision` of the policy that matched the request, if one was looked for.
     pub policy: Option<String>,
 }
 
 impl From<RelayReason> for Relay {
     fn from(reason: RelayReason) -> Self {
-        Self { reason, parameter: None, predict: false, policy: None }
+        Self { reason, parameter: None, policy: None }
     }
 }
 
@@ -216,10 +214,10 @@ impl<'a> Admission<'a> {
 
     /// Takes the steps of the body and of its backend.
     pub fn place(&mut self, body: Fact<Body<'a>>, backend: Fact<Option<Backend<'a>>>) {
-        let (walk, control) = (&mut self.walk, self.control);
+        let walk = &mut self.walk;
         let request =
             walk.step(Step::Body, || steps::body(body), |_| passed("its parameters do not prevent it"));
-        let to = walk.step(Step::Backend, || steps::backend(backend, control), |to| passed(to.name));
+        let to = walk.step(Step::Backend, || steps::backend(backend), |to| passed(to.name));
         let whole = self.walk.whole;
         self.request = request.or_else(|| body.known().filter(|_| whole)?.request());
         self.backend = to.or_else(|| backend.known().filter(|_| whole)?);

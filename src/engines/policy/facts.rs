@@ -43,8 +43,7 @@ pub struct Head<'a> {
     pub wish: Wish,
     /// Least strict mode of all backends. If it is `off`, the body need not be read.
     pub mode: Mode,
-    /// True if any replica may verify drafts or take predictions. If not, the body need not be
-    /// read.
+    /// True if any replica may verify drafts. If not, the body need not be read.
     pub speculates_anywhere: bool,
     /// True if the body is compressed.
     pub encoded: bool,
@@ -183,10 +182,6 @@ pub struct Backend<'a> {
     pub name: &'a str,
     /// The stricter of the process's mode and the backend's.
     pub mode: Mode,
-    /// OpenAI's `prediction` may be sent along for this model.
-    pub predicts: bool,
-    /// The operator pays per token.
-    pub billed: bool,
     /// The replica's server may be able to verify drafts, or the session runner knows why it
     /// cannot.
     pub speculates: bool,

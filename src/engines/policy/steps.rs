@@ -117,10 +117,7 @@ pub(super) fn body(body: Fact<Body<'_>>) -> Result<&Request, Halt> {
     }
 }
 
-pub(super) fn backend(
-    backend: Fact<Option<Backend<'_>>>,
-    control: Option<Control>,
-) -> Result<Backend<'_>, Halt> {
+pub(super) fn backend(backend: Fact<Option<Backend<'_>>>) -> Result<Backend<'_>, Halt> {
     let backend = match backend {
         Fact::Unknown(why) => return Err(Halt::Unknown(why)),
         Fact::Known(None) => return Err(Halt::NoBackend),
@@ -128,11 +125,6 @@ pub(super) fn backend(
     };
     match backend.mode {
         Mode::Off => Err(RelayReason::Off.into()),
-        Mode::Auto if backend.predicts => {
-            let reason = if backend.billed { RelayReason::Billed } else { RelayReason::NoVerifyMethod };
-            let predict = control != Some(Control::Plain);
-            Err(Halt::Relay(Relay { predict, ..reason.into() }))
-        }
         Mode::Observe | Mode::Auto if backend.speculates => Ok(backend),
         Mode::Observe | Mode::Auto => Err(RelayReason::NoVerifyMethod.into()),
     }

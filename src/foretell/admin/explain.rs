@@ -221,8 +221,7 @@ pub fn explain(
         question.tenant.clone().or_else(|| tenant::of(&process.tenant, question.peer, &question.headers));
     let asked = (question.route, question.route.into(), &question.headers);
     let head = facts::of_head(asked, tenant.as_deref(), Wish::read(wish), shared);
-    let model = question.model().unwrap_or_default();
-    let backend = known.replica.map(|replica| facts::backend(replica, model, &shared.modes));
+    let backend = known.replica.map(|replica| facts::backend(replica, &shared.modes));
     let facts = Facts {
         head,
         body: Fact::Known(question.body.as_ref().map_or(Body::TooLarge, Understood::judged)),

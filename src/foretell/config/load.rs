@@ -184,7 +184,7 @@ fn inert(policy: &Policy) -> Option<String> {
 
 /// Warnings that a backend is left no method of verification.
 fn unverified(process: &Process) -> Vec<String> {
-    let left = |backend: &&Backend| backend.methods.allow.is_empty() && !backend.methods.prediction;
+    let left = |backend: &&Backend| backend.methods.allow.is_empty();
     let line = |backend: &Backend| {
         format!("backend {}: verify.allow: [] leaves no method: its requests are relayed", backend.name)
     };

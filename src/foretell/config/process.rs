@@ -258,14 +258,11 @@ pub struct Observe {
     /// that, 0 to 1. Failed requests always have a line, and requests in a sampled trace of the
     /// client have both.
     pub share: f64,
-    /// True if outputs are kept with the latest completions, of requests that ask for it
-    /// (`x-foretell-text: on`).
-    pub text: bool,
 }
 
 impl Default for Observe {
     fn default() -> Self {
-        Self { log: LogFormat::default(), level: LogLevel::default(), otlp: None, share: 1.0, text: false }
+        Self { log: LogFormat::default(), level: LogLevel::default(), otlp: None, share: 1.0 }
     }
 }
 

@@ -8,7 +8,6 @@ mod call;
 mod local;
 mod settings;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +17,6 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Uri};
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use local::Local;
@@ -43,8 +41,6 @@ use foretell_engines::openai::Api;
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 /// The address that a server in this process sees in its requests.
 const LOCAL: &str = "http://localhost";
-/// Maximum number of models stored as refusing predictions; further ones are tried every time.
-const UNPREDICTED: usize = 256;
 
 /// Extension of a request that must go out on a new connection.
 #[derive(Clone, Copy, Debug)]
@@ -94,8 +90,6 @@ pub struct Replica {
     /// Measurements of its verify requests, by index of the result in [`Probed::ALL`].
     probes: [AtomicU64; 3],
     connects: prometheus::Histogram,
-    /// Models for which it refuses predictions.
-    unpredicted: Mutex<HashSet<String>>,
     first_calls: Arc<FirstCalls>,
 }
 
@@ -173,7 +167,6 @@ impl Replica {
             probes: Default::default(),
             connects,
             key,
-            unpredicted: Mutex::default(),
             first_calls,
             settings,
         })
@@ -260,16 +253,6 @@ impl Replica {
         self.settings.billed
     }
 
-    /// True if a `prediction` may be sent along for some model.
-    pub fn predicts(&self) -> bool {
-        self.settings.predicts
-    }
-
-    /// True if a `prediction` may be sent along for this model.
-    pub fn predicts_for(&self, model: &str) -> bool {
-        self.settings.predicts && !self.unpredicted.lock().contains(model)
-    }
-
     /// True if its engine refuses a request because of the client's own `prediction`.
     pub fn refuses_prediction(&self) -> bool {
         self.refuses_prediction.load(Ordering::Acquire)
@@ -278,14 +261,6 @@ impl Replica {
     /// Sets whether its engine refuses a request because of the client's own `prediction`.
     pub fn set_refuses_prediction(&self, refuses: bool) {
         self.refuses_prediction.store(refuses, Ordering::Release);
-    }
-
-    /// Stores that it refuses predictions for this model.
-    pub fn note_unpredicted(&self, model: &str) {
-        let mut unpredicted = self.unpredicted.lock();
-        if unpredicted.len() < UNPREDICTED {
-            unpredicted.insert(model.to_owned());
-        }
     }
 
     /// True if the last call, or health check, reached it, or there was none yet, and it is not

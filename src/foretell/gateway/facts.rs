@@ -24,20 +24,14 @@ pub fn of_head<'a>(
         tenant,
         wish,
         mode: laxest(&shared.fleet, &shared.modes),
-        speculates_anywhere: shared.fleet.speculates() || shared.fleet.predicts(),
+        speculates_anywhere: shared.fleet.speculates(),
         encoded: route::is_encoded(headers),
     }
 }
 
-/// The backend of a request for `model`, and the replica that it goes to.
-pub fn backend<'a>(replica: &'a Replica, model: &str, modes: &ModeSwitch) -> Backend<'a> {
-    Backend {
-        name: replica.backend(),
-        mode: modes.of(replica.backend()),
-        predicts: replica.predicts_for(model),
-        billed: replica.is_billed(),
-        speculates: replica.speculates(),
-    }
+/// The backend of a request, and the replica that it goes to.
+pub fn backend<'a>(replica: &'a Replica, modes: &ModeSwitch) -> Backend<'a> {
+    Backend { name: replica.backend(), mode: modes.of(replica.backend()), speculates: replica.speculates() }
 }
 
 /// The laxest mode of all backends; that of the process if there is none.

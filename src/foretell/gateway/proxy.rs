@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
@@ -38,7 +38,6 @@ use crate::observe::metrics::Stage;
 use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent, fit};
 use crate::serving::failure::{Failure, shielded};
 use foretell_core::words::{Mode, RelayReason};
-use foretell_engines::dialect;
 use foretell_engines::openai::{self, Judgement, Route};
 use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Wish};
 use foretell_engines::translation::Untranslated;
@@ -108,7 +107,7 @@ fn tenant_failure(doubt: Doubt) -> Failure {
 /// The decision about a completion.
 enum Received {
     Serve { eligible: Eligible, body: Bytes },
-    Relay { why: Why, model: Option<String>, to: Option<Arc<Replica>>, body: Payload },
+    Relay { why: policy::Relay, model: Option<String>, to: Option<Arc<Replica>>, body: Payload },
     Fail(Failure),
 }
 
@@ -131,9 +130,6 @@ enum Payload {
     Whole(Bytes),
     /// It is streamed.
     Stream(Body),
-    /// It has been read, and `altered` is the same with a prediction; `own`, the client's, is for a
-    /// service that refuses predictions.
-    Predicted { model: String, altered: Bytes, own: Bytes },
 }
 
 impl Payload {
@@ -145,33 +141,10 @@ impl Payload {
     }
 }
 
-/// Reason for which a completion is relayed, and its prediction.
-#[derive(Clone)]
-struct Why {
-    reason: RelayReason,
-    parameter: Option<String>,
-    /// A `prediction` may be sent along.
-    predict: bool,
-    /// The body to send in place of the client's: the same with a prediction.
-    predicted: Option<Bytes>,
-}
-
-impl From<policy::Relay> for Why {
-    fn from(policy::Relay { reason, parameter, predict, .. }: policy::Relay) -> Self {
-        Self { reason, parameter, predict, predicted: None }
-    }
-}
-
-impl From<RelayReason> for Why {
-    fn from(reason: RelayReason) -> Self {
-        policy::Relay::from(reason).into()
-    }
-}
-
 /// Reason for which a request is relayed, if that is decided.
-fn relay(ended: Option<Outcome>) -> Option<Why> {
+fn relay(ended: Option<Outcome>) -> Option<policy::Relay> {
     match ended? {
-        Outcome::Relay(relay) => Some(relay.into()),
+        Outcome::Relay(relay) => Some(relay),
         // The relay finds no replica, and answers with that error.
         Outcome::Nobody => Some(RelayReason::NoVerifyMethod.into()),
         Outcome::Serve(_) | Outcome::Undecided(..) => None,
@@ -307,15 +280,12 @@ impl Proxy {
         inbound.record.keep(self.shared.memory.take(buffers));
         let Inbound { parts, peer, record } = inbound;
         let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
-        let relay = |repeatable| Relay { record, replica, fleet, limit, repeatable };
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
             Payload::Stream(body) => self.repeatable(body, twice),
-            Payload::Predicted { model, altered, own } => {
-                return Box::pin(relay(None).send_predicted(parts, altered, own, &model, peer)).await;
-            }
         };
-        relay(repeatable).send(parts, body, peer, &self.tunnels).await
+        let relay = Relay { record, replica, fleet, limit, repeatable };
+        relay.send(parts, body, peer, &self.tunnels).await
     }
 
     /// A streamed body, and the means to send it again.
@@ -347,13 +317,7 @@ impl Proxy {
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
                 // Any value of `x-foretell-corpus` but `on` keeps the request out of the corpus.
                 let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
-                let told = |name: HeaderName| inbound.parts.headers.get_all(name);
-                let memory = told(headers::CORPUS).iter().all(is_on);
-                let texts: Vec<bool> = told(headers::TEXT).iter().map(is_on).collect();
-                // Any value of `x-foretell-text` but `on` is no permission.
-                if !texts.is_empty() && texts.iter().all(|on| *on) {
-                    inbound.record.keep_text();
-                }
+                let memory = inbound.parts.headers.get_all(headers::CORPUS).iter().all(is_on);
                 let client =
                     Client { api, control: wish.control(), mode: eligible.mode, tenant, trailers, memory };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
@@ -428,13 +392,7 @@ impl Proxy {
             }
             None => match self.judged(admission, route, &bytes) {
                 Ok(eligible) => return Received::Serve { eligible, body: bytes },
-                Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
-                    (Some(altered), Some(model)) => {
-                        let body = Payload::Predicted { model: model.clone(), altered, own: bytes };
-                        return Received::Relay { why, model: Some(model), to, body };
-                    }
-                    _ => (why, to),
-                },
+                Err(relayed) => relayed,
             },
         };
         let model = route::model_of(&bytes);
@@ -459,7 +417,7 @@ impl Proxy {
         admission: Admission<'_>,
         route: Route,
         body: &Bytes,
-    ) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
+    ) -> Result<Eligible, (policy::Relay, Option<Arc<Replica>>)> {
         let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
             return Err((RelayReason::Memory.into(), None));
         };
@@ -474,15 +432,7 @@ impl Proxy {
             (Ok((mode, permit)), Judgement::Eligible(request), Some(to)) => {
                 Ok(Eligible { request, to, mode, permit, memory, whole: begun })
             }
-            (ended, judged, to) => {
-                let mut why = relay(ended.err().flatten()).unwrap_or(RelayReason::Fault.into());
-                if let (true, Judgement::Eligible(request)) = (why.predict, &judged) {
-                    let predicted = dialect::openai::predicted(request, body);
-                    why.predicted =
-                        predicted.map(|body| self.shared.memory.take(body.len() as u64).over(body));
-                }
-                Err((why, to))
-            }
+            (ended, _, to) => Err((relay(ended.err().flatten()).unwrap_or(RelayReason::Fault.into()), to)),
         }
     }
 
@@ -495,8 +445,7 @@ impl Proxy {
         to: Option<&'a Replica>,
     ) -> Result<(Mode, OwnedSemaphorePermit), Option<Outcome>> {
         let body = policy::Body::from(judged);
-        let model = body.request().map_or("", |request| request.model.as_str());
-        let backend = to.map(|replica| facts::backend(replica, model, &self.shared.modes));
+        let backend = to.map(|replica| facts::backend(replica, &self.shared.modes));
         admission.place(Fact::Known(body), Fact::Known(backend));
         if !admission.is_open() {
             return Err(admission.ended());

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, UPGRADE};
+use http::header::{ACCEPT_ENCODING, CONNECTION, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
@@ -23,7 +23,6 @@ use crate::http::gather;
 use crate::http::headers;
 use crate::http::listen::Peer;
 use crate::http::replay::Replay;
-use crate::observe::metrics::Prediction;
 use crate::observe::{Record, Recorded};
 use crate::serving::failure::Failure;
 use crate::serving::tap::{Ending, Listener, Tap, Tapped};
@@ -165,52 +164,6 @@ impl Relay {
         answered(&mut self.record, &mut response);
         tunnels.join(client, backend, self.record);
         response
-    }
-
-    /// As [`Self::send`] with a body that Foretell has put a prediction into. If the service
-    /// refuses that, the client's own body is sent.
-    pub async fn send_predicted(
-        mut self,
-        mut parts: request::Parts,
-        altered: Bytes,
-        own: Bytes,
-        model: &str,
-        peer: Option<Peer>,
-    ) -> Response<Body> {
-        let host = parts.uri.host().map(ToOwned::to_owned);
-        headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), peer);
-        // The altered body has another length.
-        for name in [CONTENT_LENGTH, CONNECTION, UPGRADE] {
-            parts.headers.remove(name);
-        }
-        let first = self.exchange(parts.clone(), crate::http::body::full(altered)).await;
-        let refused = match &first {
-            // A refusal for the body costs nothing; any other error is passed on, such as one that
-            // asks for a pause.
-            Ok(response) => {
-                matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
-            }
-            Err(_) => false,
-        };
-        let replica = Arc::clone(&self.replica);
-        let metrics = |result| self.record.observer().metrics().prediction(result);
-        if !refused {
-            metrics(Prediction::Sent);
-            return self.answer_with(first);
-        }
-        metrics(Prediction::Refused);
-        let second = self.exchange(parts, crate::http::body::full(own)).await;
-        if second.as_ref().is_ok_and(|response| response.status().is_success()) {
-            replica.note_unpredicted(model);
-        }
-        self.answer_with(second)
-    }
-
-    fn answer_with(self, answer: Result<Response<fleet::Answer>, Failure>) -> Response<Body> {
-        match answer {
-            Err(failure) => fail(self.record, &failure),
-            Ok(response) => self.pass_back(response),
-        }
     }
 
     async fn exchange(

@@ -14,8 +14,6 @@ use crate::http::listen::Peer;
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
 /// `off`: nothing of the request is kept in the corpus, and the corpus is not used for it.
 pub const CORPUS: HeaderName = HeaderName::from_static("x-foretell-corpus");
-/// `on`: the output may be shown to the operator, who must allow that (`observe.text`), too.
-pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
 /// Id of a request in the log: the client's, or one made by Foretell.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The path of the request: `speculated`, `plain` or `relayed`.

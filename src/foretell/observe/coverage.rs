@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 pub use report::{Report, Rest, Row};
 
 use super::Finished;
-use foretell_core::words::{ClientFamily, PlainReason, Reason, RelayReason};
+use foretell_core::words::{PlainReason, Reason, RelayReason};
 use foretell_engines::openai::{Api, Path};
 
 /// Maximum number of combinations that are counted separately; all others are one row.
@@ -42,7 +42,6 @@ struct Key {
     policy: String,
     backend: String,
     route: Api,
-    client: ClientFamily,
     path: Path,
     reason: Option<&'static str>,
     /// They may be speculated on.
@@ -162,7 +161,7 @@ impl Counts {
             (Reverse((a.tokens, a.requests)), a.names()).cmp(&(Reverse((b.tokens, b.requests)), b.names()))
         });
         if self.other.requests > 0 {
-            rows.push(self.other.row([OTHER; 6], self.all));
+            rows.push(self.other.row([OTHER; 5], self.all));
         }
         rows
     }
@@ -242,7 +241,6 @@ impl Key {
             policy: finished.policy_name().to_owned(),
             backend: finished.backend.clone(),
             route,
-            client: finished.client,
             path: finished.path,
             reason: finished.reason.map(Reason::name),
             eligible: is_eligible(finished),
@@ -250,19 +248,18 @@ impl Key {
     }
 
     fn row(&self, sum: Sum, all: Sum) -> Row {
-        let Self { policy, backend, route, client, path, reason, .. } = self;
-        let names = [policy, backend, route.name(), client.name(), path.name(), reason.unwrap_or_default()];
+        let Self { policy, backend, route, path, reason, .. } = self;
+        let names = [policy, backend, route.name(), path.name(), reason.unwrap_or_default()];
         sum.row(names, all)
     }
 }
 
 impl Sum {
-    fn row(self, [policy, backend, route, client, path, reason]: [&str; 6], all: Self) -> Row {
+    fn row(self, [policy, backend, route, path, reason]: [&str; 5], all: Self) -> Row {
         Row {
             policy: policy.to_owned(),
             backend: backend.to_owned(),
             route: route.to_owned(),
-            client: client.to_owned(),
             path: path.to_owned(),
             reason: reason.to_owned(),
             requests: self.requests,
@@ -300,7 +297,7 @@ mod tests {
         coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 10));
         coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 7));
         let tools = finished(Path::Relayed, Some(RelayReason::Tools.into()), 21);
-        coverage.finish(&Finished { client: ClientFamily::Curl, estimated: true, ..tools });
+        coverage.finish(&Finished { estimated: true, ..tools });
         coverage.finish(&Finished::new(Path::Relayed, "b"));
         let report = coverage.report(7.0, &[projected("p", 1.5)]);
         assert_eq!((report.requests, report.tokens, report.estimated_tokens), (5, 100, 21));
@@ -311,8 +308,7 @@ mod tests {
         assert_eq!(report.rows.iter().map(|row| row.tokens).collect::<Vec<_>>(), [40, 22, 21, 17]);
         assert!((report.rows.iter().map(|row| row.share).sum::<f64>() - 1.0).abs() < 1e-9);
         let first = &report.rows[0];
-        assert_eq!((first.names(), first.requests), (["p", "b", "chat", "other", "speculated", ""], 1));
-        assert_eq!(report.rows[2].client, "curl");
+        assert_eq!((first.names(), first.requests), (["p", "b", "chat", "speculated", ""], 1));
         assert_eq!(
             report.sentence,
             "62 % of your output tokens may be speculated on; expected 1.5×; the largest rest: tools, 21 %"
@@ -349,7 +345,7 @@ mod tests {
         let report = coverage.report(0.0, &[]);
         assert_eq!((report.rows.len(), report.tokens), (ROWS + 1, 2 * ROWS as u64));
         let last = &report.rows[ROWS];
-        assert_eq!((last.names(), last.tokens), ([OTHER; 6], ROWS as u64));
+        assert_eq!((last.names(), last.tokens), ([OTHER; 5], ROWS as u64));
         assert!((report.rows.iter().map(|row| row.share).sum::<f64>() - 1.0).abs() < 1e-9);
     }
 

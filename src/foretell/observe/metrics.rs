@@ -28,29 +28,10 @@ use self::requests::RequestMetrics;
 use self::rounds::RoundMetrics;
 use super::make::{self, AtScrape, Made};
 use super::{Finished, trace};
-use foretell_core::control::Alarm;
 use foretell_core::session::Doubted;
 use foretell_core::words::metric;
 pub use foretell_core::words::metric::Stage;
 use foretell_engines::openai::Path;
-
-/// Result of sending OpenAI's `prediction` along with a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Prediction {
-    /// The service accepted the request.
-    Sent,
-    /// The service refused the request, which was then sent without the prediction.
-    Refused,
-}
-
-impl Prediction {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Sent => "sent",
-            Self::Refused => "refused",
-        }
-    }
-}
 
 /// Keeps a gauge one higher until it is dropped.
 #[derive(Debug)]
@@ -78,8 +59,6 @@ pub struct Metrics {
     drift: DriftMetrics,
     drafts: DraftCounts,
     overhead: HistogramVec,
-    predictions: IntCounterVec,
-    alarms: IntCounterVec,
     mismatches: IntCounterVec,
     nothing_eligible: IntGauge,
     config: ConfigMetrics,
@@ -100,8 +79,6 @@ impl Metrics {
             drift: DriftMetrics::new(&new)?,
             drafts: DraftCounts::new(&new)?,
             overhead: new.kept(make::histograms(metric::OVERHEAD))?,
-            predictions: new.kept(make::counters(metric::PREDICTIONS))?,
-            alarms: new.kept(make::counters(metric::ANOMALIES))?,
             mismatches: new.kept(make::counters(metric::MISMATCHES))?,
             nothing_eligible: new.kept(make::int_gauge(metric::NOTHING_ELIGIBLE))?,
             config: ConfigMetrics::new(&new)?,
@@ -117,14 +94,8 @@ impl Metrics {
     /// Starts every series of a closed set of labels at zero, so that `increase()` sees its first
     /// rise.
     fn begin(&self) {
-        for alarm in Alarm::ALL {
-            self.alarms.with_label_values(&[alarm.name()]);
-        }
         for doubt in Doubted::ALL {
             self.mismatches.with_label_values(&[doubt.name()]);
-        }
-        for result in [Prediction::Sent, Prediction::Refused] {
-            self.predictions.with_label_values(&[result.name()]);
         }
         for stage in Stage::ALL {
             self.overhead.with_label_values(&[stage.name()]);
@@ -155,16 +126,6 @@ impl Metrics {
     /// No output of a minute of traffic was eligible; or some is again.
     pub(super) fn nothing_eligible(&self, nothing: bool) {
         self.nothing_eligible.set(i64::from(nothing));
-    }
-
-    /// Counts a request that was sent with a prediction.
-    pub fn prediction(&self, result: Prediction) {
-        self.predictions.with_label_values(&[result.name()]).inc();
-    }
-
-    /// Counts an alarm.
-    pub fn alarm(&self, alarm: Alarm) {
-        self.alarms.with_label_values(&[alarm.name()]).inc();
     }
 
     /// All metrics in the Prometheus text format.
@@ -270,7 +231,7 @@ mod tests {
     use super::*;
     use crate::observe::{Calls, Round};
     use foretell_core::session::{Balance, SentAhead};
-    use foretell_core::words::{ClientFamily, VerifyMethod};
+    use foretell_core::words::VerifyMethod;
     use foretell_engines::openai::Path;
 
     fn value(text: &str, line: &str) -> Option<f64> {
@@ -291,7 +252,6 @@ mod tests {
             verify: Duration::from_millis(3),
         };
         metrics.finish(&Finished {
-            client: ClientFamily::Curl,
             model: Some("m".to_owned()),
             route: Some(foretell_engines::openai::Route::Chat.into()),
             policy: Some("ide@12345678".to_owned()),
@@ -314,8 +274,7 @@ mod tests {
         let text = metrics.text();
         let line = "foretell_requests_total{code_class=\"2xx\",model=\"m\",path=\"speculated\",policy=\"ide\",reason=\"\",route=\"chat\"}";
         assert_eq!(value(&text, line), Some(1.0));
-        let line =
-            "foretell_output_tokens_total{client=\"curl\",path=\"speculated\",reason=\"\",route=\"chat\"}";
+        let line = "foretell_output_tokens_total{path=\"speculated\",reason=\"\",route=\"chat\"}";
         assert_eq!(value(&text, line), Some(5.0));
         let of = r#"{drafter="prompt_lookup",policy="ide",prompt_bucket="<2k"}"#;
         let speculated = |name: &str| value(&text, &format!("{name}{of}"));
@@ -414,12 +373,6 @@ mod tests {
             Some(0.0),
             "the series of its failures while no replica answers"
         );
-        for result in ["sent", "refused"] {
-            assert_eq!(
-                value(&metrics.text(), &format!("foretell_predictions_total{{result=\"{result}\"}}")),
-                Some(0.0)
-            );
-        }
     }
 
     #[test]

@@ -10,7 +10,6 @@ use time::format_description::well_known::iso8601::{Config, EncodedConfig, TimeP
 
 use super::Finished;
 use super::log::millis;
-use super::text::Text;
 use foretell_core::words::Reason;
 
 const KEPT: usize = 50;
@@ -97,7 +96,6 @@ fn whole(kept: &Kept) -> Value {
     let mut told = session(kept);
     if let Some(told) = told.as_object_mut() {
         told.insert("rounds".to_owned(), rounds.into());
-        told.insert("text".to_owned(), kept.finished.text.as_ref().map(Text::to_json).into());
     }
     told
 }
@@ -115,7 +113,6 @@ fn session(kept: &Kept) -> Value {
         "policy": finished.policy,
         "model": finished.model,
         "backend": finished.backend,
-        "client": finished.client.name(),
         "route": finished.route.map(foretell_engines::openai::Api::name),
         "status": finished.status,
         "output_tokens": finished.output_tokens,

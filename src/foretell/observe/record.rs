@@ -7,18 +7,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::header::USER_AGENT;
 use http::{HeaderMap, StatusCode};
 use tracing::Span;
 
 use super::log::request_span;
-use super::text::Text;
 use super::{Finished, Held, Observer, Round};
 use crate::fleet::Replica;
 use crate::http::headers::{REQUEST_ID, is_event_stream};
 use crate::http::memory::Reservation;
 use foretell_core::session::{ActionId, Judging, Summary};
-use foretell_core::words::{ClientFamily, PlainReason, Reason, RelayReason, VerifyMethod};
+use foretell_core::words::{PlainReason, Reason, RelayReason, VerifyMethod};
 use foretell_engines::openai::{Api, OutputTokens, Path, Route};
 
 /// Maximum length of a client's text that is kept, bytes; names of models and parameters have no
@@ -89,8 +87,6 @@ impl Record {
         let span = request_span(&id);
         let mut finished = Box::new(Finished::new(Path::Relayed, ""));
         finished.id = id;
-        let told = headers.get(USER_AGENT).and_then(|told| told.to_str().ok());
-        finished.client = told.map_or(ClientFamily::Other, ClientFamily::of);
         finished.reason = Some(RelayReason::Route.into());
         let (line, trace) = observer.begin(headers);
         (finished.unsampled, finished.trace) = (!line, trace);
@@ -176,7 +172,6 @@ impl Record {
         (gone.output_tokens, gone.estimated) = (0, false);
         (gone.first_byte, gone.first_token, gone.added) = (None, None, None);
         (gone.drift, gone.ahead, gone.balance) = (fresh.drift, fresh.ahead, fresh.balance);
-        gone.text = gone.text.take().map(|_| Text::default());
         (self.moments.received, self.moments.emitted, self.gathers) = (None, None, false);
         self.session_holds(0);
     }
@@ -313,18 +308,6 @@ impl Record {
         }
     }
 
-    /// Keeps the output of the request, as its client asks, if the operator has allowed that.
-    pub fn keep_text(&mut self) {
-        self.finished.text = self.observer.keeps_texts().then(Text::default);
-    }
-
-    /// Notes text that is sent to the client.
-    pub fn wrote(&mut self, text: &str) {
-        if let Some(kept) = &mut self.finished.text {
-            kept.write(text);
-        }
-    }
-
     /// Records that it is held back as control group.
     pub fn held_back(&mut self) {
         self.finished.held_back = true;
@@ -414,9 +397,6 @@ impl Record {
             }
             let verify = since.elapsed();
             let at = since.saturating_duration_since(self.started);
-            if let Some(text) = &mut finished.text {
-                text.round(finished.rounds.len());
-            }
             finished.rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
         }
     }

@@ -32,7 +32,6 @@ use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::recovery::IdRecovery;
 use crate::serving::run::Run;
 use crate::serving::sink::{End, Gone, Sink};
-use foretell_core::control::Alarm;
 use foretell_core::draft::Source;
 use foretell_core::session::{
     Action, ActionId, Difference, Doubted, Event, Fault, PlainRequest, Session, Summary,
@@ -256,7 +255,6 @@ impl SessionLoop {
             let session = &self.session;
             self.remembering.learn(session.prompt(), session.output(), session.successors());
         }
-        self.raise(summary.loops);
         let own = self.own_count(&summary);
         let counted = self.parse_whole(&mut summary, own).await;
         self.note_parsing(&summary);
@@ -344,14 +342,6 @@ impl SessionLoop {
         }
         if let Some(doubted) = summary.doubted {
             self.shared.observer.metrics().doubted(doubted);
-        }
-    }
-
-    /// Raises the quality alarms for what the session has detected.
-    fn raise(&self, loops: bool) {
-        let alarms = [(Alarm::Plateau, loops), (Alarm::Collapse, self.session.acceptance_collapsed())];
-        for (alarm, _) in alarms.into_iter().filter(|(_, raised)| *raised) {
-            self.shared.observer.alarm(alarm, self.slot.record.so_far());
         }
     }
 
@@ -462,12 +452,10 @@ impl SessionLoop {
                     if self.lacks_token_ids && delta.parsed.is_empty() => {}
                 Action::Passed(delta) => {
                     self.slot.record.emitted();
-                    self.slot.record.wrote(&delta.parsed.text);
                     self.sink.passed(delta).await?;
                 }
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
-                    self.slot.record.wrote(&delta.parsed.text);
                     self.sink.emit(delta).await?;
                     if let Some(took) = self.sink.took() {
                         self.shared.observer.metrics().overhead(Stage::Stream, took);

@@ -22,7 +22,6 @@ use crate::fleet::Answer;
 use crate::http::body::{Body, SLICE, Sliced, full};
 use crate::http::replay::Replay;
 use crate::observe::Recorded;
-use foretell_core::control::Alarm;
 use foretell_core::session::{
     Action, ActionId, Ending as Ends, Event, Finish, Limit, Parsed, Permission, PlainRequest, Session, Start,
     Summary, Tail,
@@ -167,7 +166,6 @@ impl Work {
         if let Ending::Broken(cause) = end {
             self.slot.record.failed(cause);
         }
-        self.slot.record.wrote(&heard.text);
         if heard.other {
             self.run.answer_traits.has_parsed();
         }
@@ -259,13 +257,10 @@ impl Work {
         }
     }
 
-    /// Adds the text to the corpus, raises alarms and notes the projected speedup.
+    /// Adds the text to the corpus and notes the projected speedup.
     fn learn(&mut self, summary: &Summary) {
         let Some((session, _)) = &self.session else { return };
         self.run.remembering.learn(session.prompt(), session.output(), session.successors());
-        if summary.loops {
-            self.slot.record.observer().alarm(Alarm::Plateau, self.slot.record.so_far());
-        }
         if let Some((gain, basis)) = summary.projected_speedup {
             self.run.drawn.would_have(gain, basis);
         }

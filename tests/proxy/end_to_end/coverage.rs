@@ -29,40 +29,34 @@ const MESSAGE_EVENTS: [&str; 2] = [
     "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":19}}\n\n",
 ];
 
-/// A request that is relayed: path, `User-Agent`, stream, the whole answer or its pieces, and the
-/// tokens that are counted.
+/// A request that is relayed: path, the whole answer or its pieces, stream, route and reason, and
+/// the tokens that are counted.
 struct Relayed {
     path: &'static str,
-    agent: &'static str,
     answer: &'static [&'static str],
     stream: bool,
-    row: [&'static str; 3],
+    row: [&'static str; 2],
     tokens: u64,
 }
 
-const CODEX: &str = "codex_cli_rs/0.116.0 (Mac OS 26.0.1; arm64)";
-const CLAUDE: &str = "claude-cli/2.0.69 (external, cli)";
-const OPENAI: &str = "OpenAI/Python 1.99.1";
-
 fn relayed() -> Vec<Relayed> {
-    let one = |path, agent, answer: &'static [&'static str], row, tokens| Relayed {
+    let one = |path, answer: &'static [&'static str], row, tokens| Relayed {
         path,
-        agent,
         answer,
         stream: answer.len() > 1,
         row,
         tokens,
     };
-    let chats = ["chat", "openai-python", "no_verify_method"];
-    let responses = ["responses", "codex", "route"];
-    let messages = ["messages", "claude-code", "route"];
+    let chats = ["chat", "no_verify_method"];
+    let responses = ["responses", "route"];
+    let messages = ["messages", "route"];
     vec![
-        one("/v1/chat/completions", OPENAI, &[CHAT], chats, 7),
-        one("/v1/chat/completions", OPENAI, &CHAT_EVENTS, chats, 3),
-        one("/v1/responses", CODEX, &[RESPONSE], responses, 11),
-        one("/v1/responses", CODEX, &RESPONSE_EVENTS, responses, 17),
-        one("/v1/messages", CLAUDE, &[MESSAGE], messages, 13),
-        one("/v1/messages", CLAUDE, &MESSAGE_EVENTS, messages, 19),
+        one("/v1/chat/completions", &[CHAT], chats, 7),
+        one("/v1/chat/completions", &CHAT_EVENTS, chats, 3),
+        one("/v1/responses", &[RESPONSE], responses, 11),
+        one("/v1/responses", &RESPONSE_EVENTS, responses, 17),
+        one("/v1/messages", &[MESSAGE], messages, 13),
+        one("/v1/messages", &MESSAGE_EVENTS, messages, 19),
     ]
 }
 
@@ -82,9 +76,8 @@ impl Relayed {
     }
 
     async fn ask(&self, house: &House) {
-        let fields = format!("user-agent: {}\r\n", self.agent);
         let answer =
-            Wire::connect(house.front()).await.ask(post(self.path, &fields, self.body().as_bytes())).await;
+            Wire::connect(house.front()).await.ask(post(self.path, "", self.body().as_bytes())).await;
         assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"), "{}", self.path);
         assert_eq!(answer.text(), self.answer.concat(), "{}: not a byte differs", self.path);
     }
@@ -125,8 +118,7 @@ async fn eligible(house: &House) -> [u64; 2] {
     for stream in [false, true] {
         for route in [Route::Completions, Route::Chat] {
             for wish in ["", "x-foretell: plain\r\n"] {
-                let wish = format!("user-agent: curl/8.5.0\r\n{wish}");
-                let answer = Ask::new(route, stream, fields.clone()).send(house.front(), &wish).await;
+                let answer = Ask::new(route, stream, fields.clone()).send(house.front(), wish).await;
                 let sum =
                     if answer.foretell()["path"] == "speculated" { &mut speculated } else { &mut plain };
                 *sum += answer.plain.completion_tokens;
@@ -136,8 +128,8 @@ async fn eligible(house: &House) -> [u64; 2] {
     [speculated, plain]
 }
 
-fn of<'a>(rows: &'a [Value], wanted: [&str; 4]) -> Vec<&'a Value> {
-    let names = ["route", "client", "reason", "path"];
+fn of<'a>(rows: &'a [Value], wanted: [&str; 3]) -> Vec<&'a Value> {
+    let names = ["route", "reason", "path"];
     rows.iter().filter(|row| names.iter().zip(wanted).all(|(name, wanted)| row[*name] == wanted)).collect()
 }
 
@@ -178,13 +170,9 @@ async fn every_token_is_counted_once_by_every_path_and_api() {
     share("speculated", speculated);
     let by_path = |path: &str| tokens(rows.iter().filter(|row| row["path"] == path));
     assert_eq!(["speculated", "plain", "relayed"].map(by_path), [speculated, plain, 70], "{report:#}");
-    for [route, client, reason] in [
-        ["chat", "openai-python", "no_verify_method"],
-        ["responses", "codex", "route"],
-        ["messages", "claude-code", "route"],
-    ] {
-        let sent = relayed().into_iter().filter(|one| one.row == [route, client, reason]);
-        let found = of(rows, [route, client, reason, "relayed"]);
+    for [route, reason] in [["chat", "no_verify_method"], ["responses", "route"], ["messages", "route"]] {
+        let sent = relayed().into_iter().filter(|one| one.row == [route, reason]);
+        let found = of(rows, [route, reason, "relayed"]);
         assert_eq!(tokens(found.iter().copied()), sent.map(|one| one.tokens).sum::<u64>(), "{report:#}");
         assert_eq!((found.len(), &found[0]["backend"]), (1, &json!("texts")));
     }
@@ -202,7 +190,7 @@ async fn agrees(house: &House, rows: &[Value]) {
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for row in rows {
         let label = |name: &str| format!("{name}=\"{}\"", row[name].as_str().unwrap());
-        let labels = ["client", "path", "reason", "route"].map(label).join(",");
+        let labels = ["path", "reason", "route"].map(label).join(",");
         *sums.entry(labels).or_default() += row["tokens"].as_u64().unwrap();
     }
     for (labels, tokens) in &sums {
@@ -218,7 +206,7 @@ async fn printed(house: &House, report: &Value) {
     let text = explained(house.admin().to_string(), false).await;
     let sentence = report["sentence"].as_str().unwrap();
     assert_eq!((text.0, text.1.lines().next()), (0, Some(sentence)), "{}", text.1);
-    for wanted in ["relayed", "route", "messages", "claude-code", "texts", "estimated"] {
+    for wanted in ["relayed", "route", "messages", "texts", "estimated"] {
         assert!(text.1.contains(wanted), "{wanted} in {}", text.1);
     }
     let (code, json) = explained(house.admin().to_string(), true).await;

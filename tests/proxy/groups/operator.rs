@@ -76,18 +76,6 @@ async fn an_answer_that_breaks_off_is_a_warning_with_replica_model_and_policy() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_alarm_names_model_and_policy() {
-    let engine = engine(Pace::default()).await;
-    let proxy = before(&engine, "", "", &forced("own")).await;
-    let fields =
-        json!({"prompt": [100, 101, 102], "max_tokens": 200, "temperature": 0, "logit_bias": {"1000": 100}});
-    Ask { fields, ..ask(1) }.send(proxy.front, "").await;
-    let line = line(&proxy, "an output repeats itself").await;
-    assert_eq!((&line["model"], &line["replica"]), (&json!("toy"), &json!("toy/0")), "{line}");
-    assert!(line["policy"].as_str().unwrap().starts_with("own@"), "{line}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_model_at_a_known_address_is_a_warning_and_shown() {
     let first = engine(Pace::default()).await;
     let address = first.address;

@@ -1,9 +1,9 @@
 //! Hosted services and servers that are only relayed: they get the requests of clients and no
-//! others; with a prediction where the operator allows it.
+//! others.
 
 use serde_json::{Value, json};
 
-use super::house::{Answer, ask, before, front, metric};
+use super::house::{Answer, ask, before, front};
 use crate::fakes::hosted::{Hosted, Options, Provider};
 use crate::fakes::mlx::Mlx;
 use crate::fakes::ollama::Ollama;
@@ -67,45 +67,14 @@ async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else()
 }
 
 #[tokio::test]
-async fn a_likely_answer_goes_along_only_where_the_operator_allows_it() {
+async fn the_client_s_own_prediction_goes_through() {
     let fake = hosted(Provider::OpenAi).await;
-    let allowed = "    dialect: openai\n    billed: true\n    verify: { allow: [prediction] }\n";
-    let proxy = before(fake.address, allowed).await;
-    let sent =
-        async |fields: &str, body: &Value| ask(front(&proxy), CHAT, &format!("{KEY}{fields}"), body).await;
-    let through = sent("", &edit(&json!({"temperature": 0}))).await;
-    let direct = ask(fake.address, CHAT, KEY, &edit(&json!({"temperature": 0}))).await;
-    assert_eq!((through.plain.status, &through.plain.text), (200, &direct.plain.text));
-    assert_eq!((through.field("x-foretell-path"), through.field("x-foretell-reason")), ("relayed", "billed"));
+    let proxy = before(fake.address, "    dialect: openai\n    billed: true\n").await;
+    let own = json!({"temperature": 0, "prediction": {"type": "content", "content": "print(1)"}});
+    let direct = ask(fake.address, CHAT, KEY, &edit(&own)).await;
+    let through = ask(front(&proxy), CHAT, KEY, &edit(&own)).await;
+    assert_eq!(through.plain, direct.plain);
     assert!(tried(&through) > 0);
-    assert!(sent("", &edit(&json!({"stream": true}))).await.plain.status == 200);
-    assert_eq!(metric(&proxy, "foretell_predictions_total{result=\"sent\"}").await as u32, 2);
-    // A wish of the client comes first, and so do the limits of the provider.
-    assert_eq!(tried(&sent("x-foretell: off\r\n", &edit(&json!({}))).await), 0);
-    assert_eq!(tried(&sent("x-foretell: plain\r\n", &edit(&json!({}))).await), 0);
-    assert_eq!(tried(&sent("", &edit(&json!({"presence_penalty": 0.5}))).await), 0);
-    let own = json!({"prediction": {"type": "content", "content": "print(1)"}});
-    assert!(tried(&sent("", &edit(&own)).await) > 0, "the client's own goes through");
-    assert_eq!(metric(&proxy, "foretell_predictions_total{result=\"sent\"}").await as u32, 2);
-    assert_eq!(calls(&fake), [(CHAT.to_owned(), 7), ("/v1/models".to_owned(), 1)]);
-}
-
-#[tokio::test]
-async fn a_service_that_refuses_a_prediction_gets_the_request_without_and_is_not_tried_again() {
-    let fake = hosted(Provider::Together).await;
-    let proxy = before(fake.address, "    dialect: openai\n    verify: { allow: [prediction] }\n").await;
-    let body = edit(&json!({"temperature": 0}));
-    let direct = ask(fake.address, CHAT, KEY, &body).await;
-    for _ in 0..3 {
-        assert_eq!(ask(front(&proxy), CHAT, KEY, &body).await.plain, direct.plain);
-    }
-    let tally = fake.house.tally();
-    assert_eq!(tally.calls_of(CHAT), 1 + 2 + 1 + 1);
-    assert_eq!(metric(&proxy, "foretell_predictions_total{result=\"refused\"}").await as u32, 1);
-    // An error of the client's own request is returned to it, and is no evidence against
-    // predictions.
-    let wrong = ask(front(&proxy), CHAT, "", &body).await;
-    assert_eq!(wrong.plain.status, 401);
 }
 
 async fn relayed<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {

@@ -67,7 +67,7 @@ sections! {
             "Time per output token after the first.";
         histogram REQUEST_DURATION = "gen_ai_server_request_duration_seconds" ["path"] in REQUEST
             "Time from accepting a request to the end of its answer.";
-        counter OUTPUT_TOKENS = "foretell_output_tokens_total" ["path", "reason", "route", "client"]
+        counter OUTPUT_TOKENS = "foretell_output_tokens_total" ["path", "reason", "route"]
             "Output tokens of requests for text, by any API. Those of relayed answers are as reported in their usage, else estimated: an event each, or a quarter of the bytes.";
         gauge CONNECTIONS = "foretell_connections" [] "Clients that are connected.";
         gauge CONNECTIONS_LIMIT = "foretell_connections_limit" [] "Clients that may be connected.";
@@ -75,8 +75,6 @@ sections! {
             "Idle connections that were closed because others waited for a place.";
         counter CONNECTIONS_FAILED = "foretell_connections_failed_total" [] "Connections that could not be accepted.";
         counter REFUSED = "foretell_requests_refused_total" ["code"] "Requests that were refused because of their head.";
-        counter PREDICTIONS = "foretell_predictions_total" ["result"]
-            "Requests to hosted services that were given a prediction: `sent`, or `refused` and sent again without.";
     }
     "Is it helping" {
         gauge CONTROL_GROUP_RATIO = "foretell_control_group_ratio" ["policy", "backend", "bound"]
@@ -109,8 +107,6 @@ sections! {
         counter DRAFTS = "foretell_drafts_total" ["kind"] "Requests to model drafters: a `draft`, one `sampled` from their distribution, or a `shadow` draft.";
         counter DRAFTS_LOST = "foretell_drafts_lost_total" ["kind", "cause"]
             "Requests to model drafters without an answer, or with one that came too late: `timeout`, `patience`, `fault`, `no_slot`.";
-        counter ANOMALIES = "foretell_acceptance_anomaly_total" ["kind"]
-            "Quality alarms: `collapse` of an acceptance that used to be high, `plateau` of an output that repeats itself.";
         counter DRIFT_TV = "foretell_drift_tv_total" ["policy"]
             "Total variation charged to outputs. Per output, its mean bounds how far their distribution is from the target's. Stays 0 by the exact rule.";
         counter SUBSTITUTIONS = "foretell_drift_substitutions_total" ["policy"] "Tokens that the target had not chosen.";

@@ -73,8 +73,7 @@ impl World {
 
     /// Facts that lead to a session.
     fn facts(&self) -> Facts<'_> {
-        let backend =
-            Backend { name: "b", mode: Mode::Auto, predicts: false, billed: false, speculates: true };
+        let backend = Backend { name: "b", mode: Mode::Auto, speculates: true };
         let head = Head {
             route: Route::Completions,
             api: Route::Completions.into(),
@@ -109,7 +108,6 @@ impl World {
             Fact::Known(None),
             usual.backend,
             Fact::Known(Some(Backend { mode: Mode::Off, ..backend })),
-            Fact::Known(Some(Backend { predicts: true, ..backend })),
             Fact::Known(Some(Backend { speculates: false, ..backend })),
         ];
         let servers = [

@@ -278,11 +278,10 @@ const COVERED = 12;
 
 export function coverage(report) {
   say(byId("coverage-told"), `${report.sentence}.`);
-  rows(body("covered"), report.rows.slice(0, COVERED), (each) => JSON.stringify([each.policy, each.backend, each.route, each.client, each.path, each.reason]), (each) => [
+  rows(body("covered"), report.rows.slice(0, COVERED), (each) => JSON.stringify([each.policy, each.backend, each.route, each.path, each.reason]), (each) => [
     each.path,
     { text: each.reason || "none", class: each.reason === "" ? "muted" : null },
     each.route,
-    { text: each.client, class: "name" },
     { text: each.policy || "none", class: each.policy === "" ? "muted" : "name" },
     { text: each.backend || "none", class: each.backend === "" ? "muted" : "name" },
     whole(each.requests),

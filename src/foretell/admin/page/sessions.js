@@ -140,17 +140,7 @@ function detail(session) {
     ["Error", session.error ?? "none"],
   ];
   const terms = facts.map(([term, text]) => element("div", {}, element("dt", {}, term), element("dd", {}, text)));
-  return [heading(session.number), element("dl", { class: "facts" }, ...terms), ...output(session.text), rounds(session)];
-}
-
-// The output, if operator and client allow it; text from a round is marked with the round's number.
-function output(text) {
-  if (text === null) return [];
-  const pieces = text.pieces.map((piece) => piece.round === null
-    ? piece.text
-    : element("mark", { title: `round ${piece.round}` }, piece.text));
-  const note = text.cut ? [element("p", { class: "note" }, "The rest of the output is not kept.")] : [];
-  return [element("pre", { id: "output", class: "scroll", tabindex: "0", "aria-label": "Output; text from rounds is marked" }, ...pieces), ...note];
+  return [heading(session.number), element("dl", { class: "facts" }, ...terms), rounds(session)];
 }
 
 function rounds(session) {

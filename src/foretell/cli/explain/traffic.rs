@@ -16,10 +16,9 @@ use crate::observe::coverage::{Report, Row};
 /// Maximum number of rows printed.
 const ROWS: usize = 20;
 /// Columns of the table; the last three are numbers.
-const COLUMNS: [&str; 9] =
-    ["path", "reason", "route", "client", "policy", "backend", "requests", "tokens", "share"];
+const COLUMNS: [&str; 8] = ["path", "reason", "route", "policy", "backend", "requests", "tokens", "share"];
 /// Number of columns with names.
-const NAMES: usize = 6;
+const NAMES: usize = 5;
 
 /// Prints the report of the proxy with these settings. Returns the exit code: 1 if it does not
 /// answer.
@@ -80,7 +79,7 @@ fn estimated(report: &Report) -> String {
 
 fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     let head = COLUMNS.map(str::to_owned);
-    let lines: Vec<[String; 9]> = std::iter::once(head).chain(rows.iter().map(cells)).collect();
+    let lines: Vec<[String; 8]> = std::iter::once(head).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| {
         lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max()
     };
@@ -94,10 +93,9 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn cells(row: &Row) -> [String; 9] {
-    let Row { policy, backend, route, client, path, reason, requests, tokens, share } = row;
+fn cells(row: &Row) -> [String; 8] {
+    let Row { policy, backend, route, path, reason, requests, tokens, share } = row;
     let name = |name: &String| if name.is_empty() { "-".to_owned() } else { name.clone() };
-    let [path, reason, route, client, policy, backend] =
-        [path, reason, route, client, policy, backend].map(name);
-    [path, reason, route, client, policy, backend, requests.to_string(), tokens.to_string(), percent(*share)]
+    let [path, reason, route, policy, backend] = [path, reason, route, policy, backend].map(name);
+    [path, reason, route, policy, backend, requests.to_string(), tokens.to_string(), percent(*share)]
 }

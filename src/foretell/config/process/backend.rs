@@ -220,9 +220,6 @@ pub struct Load {
 pub struct VerifyLimits {
     /// Allowed methods; their order has no effect.
     pub allow: Vec<VerifyMethod>,
-    /// True if `allow` has `prediction`, OpenAI's field: a likely answer is sent along with the
-    /// client's request, and no verify request is made.
-    pub prediction: bool,
     /// True if `allow` is set in the file. A method that the operator lists is used even where its
     /// first call may crash the engine.
     pub explicit: bool,

@@ -44,7 +44,7 @@ impl Default for Load {
 impl Default for VerifyLimits {
     fn default() -> Self {
         let allow = vec![VerifyMethod::Score, VerifyMethod::FanOut, VerifyMethod::Tree];
-        Self { allow, prediction: false, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
+        Self { allow, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
     }
 }
 
@@ -437,18 +437,17 @@ fn load(mut section: Section<'_>) -> Load {
     load
 }
 
-/// Entries of `verify.allow`; `None` is `prediction`, which verifies nothing.
-const ALLOWED: &[(&str, Option<VerifyMethod>)] = &[
+/// Entries of `verify.allow`.
+const ALLOWED: &[(&str, VerifyMethod)] = &[
     named(VerifyMethod::Score),
     named(VerifyMethod::FanOut),
     named(VerifyMethod::Tree),
     named(VerifyMethod::Native),
-    ("prediction", None),
 ];
-const _: () = assert!(ALLOWED.len() == VerifyMethod::ALL.len() + 1, "every method can be allowed");
+const _: () = assert!(ALLOWED.len() == VerifyMethod::ALL.len(), "every method can be allowed");
 
-const fn named(method: VerifyMethod) -> (&'static str, Option<VerifyMethod>) {
-    (method.name(), Some(method))
+const fn named(method: VerifyMethod) -> (&'static str, VerifyMethod) {
+    (method.name(), method)
 }
 
 fn methods(mut section: Section<'_>) -> VerifyLimits {
@@ -457,8 +456,7 @@ fn methods(mut section: Section<'_>) -> VerifyLimits {
     let allow = allow.map(|item| item.list(&word(ALLOWED)));
     let methods = VerifyLimits {
         explicit: allow.is_some(),
-        prediction: allow.as_ref().is_some_and(|allow| allow.contains(&None)),
-        allow: allow.map_or(default.allow, |allow| allow.into_iter().flatten().collect()),
+        allow: allow.unwrap_or(default.allow),
         context_max: section.or(
             "context_max",
             "Maximum context of a verify request, tokens.",

@@ -564,12 +564,6 @@ fn observe(mut section: Section<'_>) -> Observe {
             1.0,
             &ratio(),
         ),
-        text: section.or(
-            "text",
-            "Requests may allow the operator to see their output (x-foretell-text: on).",
-            false,
-            &boolean(),
-        ),
     };
     section.close();
     observe

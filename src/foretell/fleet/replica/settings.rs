@@ -40,8 +40,6 @@ pub struct ReplicaSettings {
     /// True if it bills per token: only clients' requests are sent to it, and one for its list of
     /// models.
     pub billed: bool,
-    /// True if a likely answer may be sent along as OpenAI's `prediction`.
-    pub predicts: bool,
     /// The APIs whose requests are translated to chats for it.
     pub translates: Vec<Api>,
     /// The models that it answers for.
@@ -90,7 +88,6 @@ impl ReplicaSettings {
             dialect: "auto".to_owned(),
             speculates: false,
             billed: false,
-            predicts: false,
             translates: Vec::new(),
             models: Vec::new(),
             default: false,

@@ -55,8 +55,6 @@ pub struct Row {
     pub backend: String,
     /// The API.
     pub route: String,
-    /// The family of the client program.
-    pub client: String,
     /// How they were served.
     pub path: String,
     /// Reason for which they were not speculated on, or not to the end; empty if there is none.
@@ -70,9 +68,9 @@ pub struct Row {
 }
 
 impl Row {
-    /// Policy, backend, route, client, path and reason.
-    pub fn names(&self) -> [&str; 6] {
-        [&self.policy, &self.backend, &self.route, &self.client, &self.path, &self.reason]
+    /// Policy, backend, route, path and reason.
+    pub fn names(&self) -> [&str; 5] {
+        [&self.policy, &self.backend, &self.route, &self.path, &self.reason]
     }
 }
 

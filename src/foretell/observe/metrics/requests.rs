@@ -178,7 +178,7 @@ impl RequestMetrics {
     fn tokens(&self, finished: &Finished) {
         let Some(route) = finished.route else { return };
         let reason = finished.reason.map_or("", Reason::name);
-        let labels = [finished.path.name(), reason, route.name(), finished.client.name()];
+        let labels = [finished.path.name(), reason, route.name()];
         self.tokens.with_label_values(&labels).inc_by(u64::from(finished.output_tokens));
     }
 }
