@@ -29,7 +29,7 @@ OLD = {
     "tongue tongues interpreter": "vocabulary bridge, translator",
     "pilot pump": "speculation controller, session loop",
     "seat seats": "drafter slot",
-    "sketch sketches sketched": "draft ahead",
+    "sketch sketches sketched": "draft",
     "law laws": "distribution",
     "passage passages sayings": "text, prompt, output",
     "penance ebb": "fault backoff, allocator purge",

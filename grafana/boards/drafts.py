@@ -175,15 +175,6 @@ def size() -> tuple[Panel, ...]:
                 "requests: the engine is loaded."
             ),
         ),
-        lines(
-            "Verify requests sent ahead",
-            "cps",
-            Query(rate("foretell_verify_ahead_total", by="result"), "{{result}}"),
-            width=12,
-            says="Verify requests sent before the result that they build on: used, or dropped unread.",
-            good="more `used` than `dropped`.",
-            otherwise="more `dropped`: the engine computes them in vain; `gamma.ahead` limits them.",
-        ),
     )
 
 

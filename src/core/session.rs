@@ -13,7 +13,6 @@ pub mod parse;
 mod shadow;
 pub mod start;
 
-pub use controller::AHEAD_MAX;
 pub use machine::Session;
 pub use parse::{CallDelta, Difference, MakeParser, Parse, Parsed};
 pub use start::{Ending, GAMMA_MAX, Hold, Limit, Permission, Rules, Start, StopOrder, VERIFY_TIMEOUT};
@@ -107,25 +106,22 @@ pub enum Tail {
 pub enum Action {
     /// Stream plainly from the backend.
     Plain(PlainRequest),
-    /// Request a chain of at most `gamma` tokens from the model drafter, after the whole context
-    /// and the tokens assumed to follow it; fewer where it is uncertain.
+    /// Request a chain of at most `gamma` tokens from the model drafter, after the whole
+    /// context; fewer where it is uncertain.
     Draft {
         /// Maximum number of tokens.
         gamma: usize,
         /// Minimum survival probability with which one more token is worth its time; 0: every token
         /// is.
         min_survival: f64,
-        /// Tokens that the round in flight is assumed to yield.
-        assumed: Vec<TokenId>,
     },
     /// Request the model drafter's own choice at each output position `from..` (teacher-forced).
     Shadow {
         /// First output index requested.
         from: usize,
     },
-    /// Send a draft to the backend by a verification method, after the whole context and these
-    /// tokens, which earlier verify requests are assumed to yield.
-    Verify(Draft, VerifyMethod, Vec<TokenId>),
+    /// Send a draft to the backend by a verification method, after the whole context.
+    Verify(Draft, VerifyMethod),
     /// Stop an action in flight; its events are ignored from now on.
     Cancel(ActionId),
     /// Send this to the client.
@@ -232,8 +228,6 @@ pub struct Summary {
     pub accepted: u32,
     /// Each of these rounds, in order.
     pub each: Vec<Judging>,
-    /// Verify requests that were sent before the request before them was answered.
-    pub ahead: SentAhead,
     /// Drift from the target's distribution by the acceptance rule; zero by the exact rule.
     pub drift: Ledger,
     /// Number of output tokens.
@@ -320,15 +314,6 @@ impl Balance {
         let side = if won < 0.0 { &mut self.wasted } else { &mut self.saved };
         *side += won.abs();
     }
-}
-
-/// Verify requests that were sent ahead of the verification result that they build on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SentAhead {
-    /// Number of requests sent ahead.
-    pub sent: u32,
-    /// Number of those whose assumption came true, so that their result counted.
-    pub used: u32,
 }
 
 impl Summary {

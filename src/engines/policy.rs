@@ -21,7 +21,7 @@ pub use explain::Explanation;
 pub use facts::{Backend, Body, Fact, Facts, Head, Models, Server, ServerState, Subjects, Terms, Wish};
 pub use matching::{Bounds, Match, Mismatch, Subject};
 pub use ruling::{LiveGates, Ruling};
-pub use settings::{AHEAD_MAX, Drafter, Gamma, Gates, Holdback, Scope, Vocabulary};
+pub use settings::{Drafter, Gamma, Gates, Holdback, Scope, Vocabulary};
 
 pub use foretell_core::control::Tolerance;
 pub use foretell_core::session::accept::{Accept, Rule};

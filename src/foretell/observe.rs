@@ -27,7 +27,7 @@ pub use record::Record;
 
 use coverage::Coverage;
 use coverage::streak::{Change, Streak};
-use foretell_core::session::{Balance, SentAhead};
+use foretell_core::session::Balance;
 use foretell_core::words::{Ledger, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, Path};
 use history::History;
@@ -118,8 +118,6 @@ pub struct Finished {
     pub rounds: Vec<Round>,
     /// Drift caused by lossy acceptance.
     pub drift: Ledger,
-    /// Verify requests sent ahead of the result that they depend on.
-    pub ahead: SentAhead,
     /// Its verify requests.
     pub calls: Calls,
     /// Time won and lost by its rounds.
@@ -179,7 +177,6 @@ impl Finished {
             status: 499,
             rounds: Vec::new(),
             drift: Ledger::default(),
-            ahead: SentAhead::default(),
             calls: Calls::default(),
             balance: Balance::default(),
             held_back: false,

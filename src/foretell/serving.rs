@@ -210,7 +210,6 @@ impl SessionRunner {
             permission,
             holdback: drawn.held_back,
             model,
-            drafts_ahead: drafting.goes_back(),
             shares_noise,
             samples,
             vocabulary: identity.tokenizer.end(),

@@ -13,12 +13,11 @@ in seconds, such as 20 ms for first tokens, are as many times tighter with it. W
 of `make bench-paced`.
 
 For each cell one paced target (`foretell target --pace`) and one `foretell serve` per setting, each
-with a separate policy and no control group: `auto`, `alone` (the same with one verify request at a
-time), fixed lengths (`2` is gamma.fixed 2), `plain` (never speculates). Blocks of 5 prompts are
-sent to the target itself and to each setting in turn, with the order changing from block to block;
-prompts are read once, untimed, before. The first 10 requests of each setting, in which it learns,
-are reported apart from the rest; with several clients, whose blocks have 4 prompts for each, it is
-the first block.
+with a separate policy and no control group: `auto`, fixed lengths (`2` is gamma.fixed 2), `plain`
+(never speculates). Blocks of 5 prompts are sent to the target itself and to each setting in turn,
+with the order changing from block to block; prompts are read once, untimed, before. The first 10
+requests of each setting, in which it learns, are reported apart from the rest; with several
+clients, whose blocks have 4 prompts for each, it is the first block.
 
 The target sleeps instead of computing, so the costs are the same on any machine that is not slower
 than they are; the last line of a cell gives the time of steps and verify requests divided by the

@@ -47,11 +47,11 @@ POLICY = """version: 1
 name: {name}
 mode: {mode}
 {match}drafters: [{drafters}]
-gamma: {{ max: 32, fixed: {fixed}{ahead} }}
+gamma: {{ max: 32, fixed: {fixed} }}
 accept: {{ rule: exact }}
 holdback: {{ start: 0, floor: 0 }}
 """
-FIXED = re.compile(r"([1-9]|[12]\d|3[0-2])(\+[123])?")
+FIXED = re.compile(r"[1-9]|[12]\d|3[0-2]")
 Proxy = collections.namedtuple("Proxy", "address admin process")
 
 
@@ -62,12 +62,11 @@ class Wrong(Exception):
 def settings(text):
     """The settings of an argument.
 
-    `auto`, `alone` (one verify request at a time), `plain` (never speculates), or a fixed length in
-    tokens, optionally with the number of verify requests that are sent ahead (`16+2`)."""
+    `auto`, `plain` (never speculates), or a fixed length in tokens."""
     names = text.split(",")
     for name in names:
-        if name not in ("auto", "alone", "plain") and not FIXED.fullmatch(name):
-            raise argparse.ArgumentTypeError(f"allowed auto, alone, plain, 1 to 32, perhaps with +1 to +3, got {name!r}")
+        if name not in ("auto", "plain") and not FIXED.fullmatch(name):
+            raise argparse.ArgumentTypeError(f"allowed auto, plain, 1 to 32, got {name!r}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError("a setting is given twice")
     return names
@@ -89,14 +88,6 @@ def counts(text):
     if min(found) < 1:
         raise argparse.ArgumentTypeError("at least 1")
     return found
-
-
-def ahead_of(setting):
-    """A setting's number of verify requests sent ahead, as a part of `gamma`."""
-    if setting == "alone":
-        return ", ahead: 0"
-    _, plus, ahead = setting.partition("+")
-    return f", ahead: {ahead}" if plus else ""
 
 
 def named(name):
@@ -129,7 +120,7 @@ def running(argv, **more):
 def policy(name, drafters, setting, match=""):
     """The text of a setting's policy; `match` is a whole line."""
     return POLICY.format(name=name, match=match, drafters=drafters, mode=setting if setting in ("plain", "off") else "auto",
-                         fixed=setting.split("+")[0] if FIXED.fullmatch(setting) else "null", ahead=ahead_of(setting))
+                         fixed=setting if FIXED.fullmatch(setting) else "null")
 
 
 def drafter_models(models, slots):

@@ -54,7 +54,7 @@ observe: {{ log: text, level: error, otlp: "http://127.0.0.1:{nobody}" }}
 POLICIES = {
     "10-forced": """match: { headers: { x-kind: [forced] }, tenants: [acme] }
 drafters: [{ kind: prompt_lookup }, { kind: suffix, scope: tenant }, { kind: model, model: draft-same, vocabulary: same }]
-gamma: { fixed: 4, ahead: 1 }
+gamma: { fixed: 4 }
 """,
     "20-lossy": """match: { headers: { x-kind: [lossy] } }
 drafters: [{ kind: prompt_lookup }, { kind: model, model: draft-same, vocabulary: same }]

@@ -1,7 +1,6 @@
 //! Exactness of the core: its output distribution by full enumeration, its text by identity with
 //! plain decoding.
 
-mod ahead;
 mod backend;
 mod bugs;
 mod distribution;

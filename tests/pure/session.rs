@@ -183,8 +183,7 @@ impl Desk {
     fn take_step(&mut self) -> (ActionId, Tree) {
         let plain = self.plain();
         let asked = self.token(plain, 0);
-        let [(_, Action::Cancel(gone)), (id, Action::Verify(draft, VerifyMethod::Tree, _))] = &asked[..]
-        else {
+        let [(_, Action::Cancel(gone)), (id, Action::Verify(draft, VerifyMethod::Tree))] = &asked[..] else {
             panic!("{asked:?}")
         };
         assert_eq!(*gone, plain);
@@ -307,12 +306,10 @@ fn a_cost_is_recorded_for_the_used_method_and_the_sent_nodes() {
     let mut desk = Desk::new(rules, Ending::default());
     let plain = desk.plain();
     let asked = desk.token(plain, 0);
-    let Some((score, Action::Verify(_, VerifyMethod::Score, _))) = asked.last() else { panic!("{asked:?}") };
+    let Some((score, Action::Verify(_, VerifyMethod::Score))) = asked.last() else { panic!("{asked:?}") };
     // The score decides nothing and takes 10 ms; the fan-out after it takes 10 ms more.
     let asked = desk.tell(*score, rows(&[]));
-    let Some((fan_out, Action::Verify(_, VerifyMethod::FanOut, _))) = asked.last() else {
-        panic!("{asked:?}")
-    };
+    let Some((fan_out, Action::Verify(_, VerifyMethod::FanOut))) = asked.last() else { panic!("{asked:?}") };
     assert_eq!(cost(&desk, VerifyMethod::FanOut), None, "not called yet");
     let put = Some(Put { method: VerifyMethod::FanOut, nodes: 1 });
     let asked = desk.tell(
@@ -326,7 +323,7 @@ fn a_cost_is_recorded_for_the_used_method_and_the_sent_nodes() {
         None,
         "the first verify request after plain decoding includes the cost of the switch"
     );
-    let Some((_, Action::Verify(_, VerifyMethod::Score, _))) = asked.last() else { panic!("{asked:?}") };
+    let Some((_, Action::Verify(_, VerifyMethod::Score))) = asked.last() else { panic!("{asked:?}") };
 }
 
 #[rstest]
@@ -986,9 +983,9 @@ fn an_undecided_position_goes_to_the_next_method_and_then_to_plain_decoding() {
     );
     let plain = desk.plain();
     let asked = desk.token(plain, 0);
-    let [_, (score, Action::Verify(draft, VerifyMethod::Score, _))] = &asked[..] else { panic!("{asked:?}") };
+    let [_, (score, Action::Verify(draft, VerifyMethod::Score))] = &asked[..] else { panic!("{asked:?}") };
     let asked = desk.tell(*score, rows(&[]));
-    let [(fan_out, Action::Verify(again, VerifyMethod::FanOut, _))] = &asked[..] else { panic!("{asked:?}") };
+    let [(fan_out, Action::Verify(again, VerifyMethod::FanOut))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((again, desk.text.as_str()), (draft, "a"));
     let asked = desk.tell(*fan_out, rows(&[]));
     stays_plain(&asked);

@@ -5,7 +5,6 @@
 //! time makes all of it less certain and forgets none of it, and measurements of requests that lost
 //! time are kept as long and with the same weight as those of requests that won.
 
-mod ahead;
 mod drafts;
 mod first_tokens;
 mod joint;
@@ -18,8 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use std::sync::Arc;
 
-pub use ahead::Turn;
-use ahead::{Offer, Overlap};
 use drafts::Drafts;
 use first_tokens::FirstTokens;
 pub use first_tokens::{DELAY_ALLOWED, Sent};
@@ -129,9 +126,6 @@ pub struct Costs {
     /// Share of the verify requests of each method that decided nothing, by
     /// [`VerifyMethod::index`].
     undecided: [Belief; VerifyMethod::ALL.len()],
-    /// Rounds that overlap.
-    #[serde(skip)]
-    overlap: Overlap,
     /// Times of the model drafters.
     drafts: Drafts,
     /// Extra seconds of switching from plain decoding to speculation, and back, by concurrency.
@@ -265,27 +259,6 @@ impl Costs {
     pub fn per_concurrent_node(&self) -> f64 {
         let fit = self.concurrent.fit(self.concurrency).filter(|_| !self.concurrency.is_open());
         fit.map_or(0.0, |fit| fit.slopes[0].max(0.0))
-    }
-
-    /// Notes the seconds of a verify request that overlapped with another one, in the middle of a
-    /// streak; `turn` says how.
-    pub fn overlapped(&mut self, way: Way, nodes: usize, seconds: f64, turn: Turn, now: Tick) {
-        self.overlap.observe(turn, seconds / self.verify(way, nodes).max(1e-9), now);
-    }
-
-    /// True if it pays to send a verify request ahead of the result that it builds on, where its
-    /// assumption comes true with probability `alive`.
-    pub fn ahead_pays(&self, way: Way, nodes: usize, alive: f64) -> bool {
-        let seconds = self.verify(way, nodes);
-        let idle = (self.verify(way, 0) - self.plain_token_expected()).max(0.0);
-        nodes > 0 && self.overlap.pays(&Offer { alive, seconds, idle })
-    }
-
-    /// True if it pays to let the model drafter draft ahead, concurrent with a verify request of
-    /// `nodes` nodes, where that draft fits with probability `alive` and then saves `waited`
-    /// seconds.
-    pub fn ahead_draft_pays(&self, way: Way, nodes: usize, alive: f64, waited: f64) -> bool {
-        self.overlap.ahead_draft_pays(alive, waited / self.verify(way, nodes).max(1e-9))
     }
 
     /// Notes if a verify request of a method decided at least one token.

@@ -265,33 +265,6 @@ impl Tree {
         self.nodes.iter().position(|node| node.parent == parent && node.token == token)
     }
 
-    /// The subtree below the first node, without that node.
-    #[must_use]
-    pub fn below_first(&self) -> Self {
-        let (mut below, mut moved) = (Self::default(), vec![None; self.len()]);
-        for (index, node) in self.nodes.iter().enumerate().skip(1) {
-            let above = node.parent.and_then(|parent| moved.get(parent).copied().flatten());
-            if above.is_some() || node.parent == Some(0) {
-                let position = below.push(Node { parent: above, ..node.clone() });
-                moved.splice(index..=index, [Some(position)]);
-            }
-        }
-        below
-    }
-
-    /// The tokens of the path that always takes the first child, from the context on.
-    pub fn first_path(&self) -> Vec<TokenId> {
-        let mut path = Vec::new();
-        let mut position = None;
-        while let Some((child, node)) =
-            self.children(position).next().and_then(|at| Some((at, self.nodes.get(at)?)))
-        {
-            path.push(node.token);
-            position = Some(child);
-        }
-        path
-    }
-
     /// Length of the longest branch, nodes.
     pub fn depth(&self) -> usize {
         let mut depths: Vec<usize> = Vec::with_capacity(self.len());
@@ -299,16 +272,6 @@ impl Tree {
             depths.push(node.parent.and_then(|parent| depths.get(parent)).map_or(1, |depth| depth + 1));
         }
         depths.into_iter().max().unwrap_or(0)
-    }
-
-    /// Number of these tokens, from the first on, that lie on one path from the context.
-    pub fn depth_of(&self, tokens: &[TokenId]) -> usize {
-        let mut position = None;
-        let on_path = |token: &&TokenId| {
-            position = self.child(position, **token);
-            position.is_some()
-        };
-        tokens.iter().take_while(on_path).count()
     }
 
     /// Indices of the children of `parent` (`None`: of the context) in the order in which they were

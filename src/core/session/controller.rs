@@ -3,7 +3,6 @@
 //!
 //! Its inputs are the context and the time, its output is a step. It emits nothing.
 
-mod ahead;
 mod choose;
 mod model;
 mod slot;
@@ -12,21 +11,18 @@ mod streak;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::ahead::AheadDrafts;
-pub use self::ahead::{AHEAD_MAX, Ahead};
 use self::slot::{ModelDrafter, SessionDrafter, counted_for};
 use self::streak::Streak;
 use super::Balance;
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
-pub use crate::control::costs::Turn;
 use crate::control::{
     Class, Control, Measurements, Quote, Round, RoundCosts, TemperatureBucket, Tuning, Way,
 };
 use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Successors, Tree, VerifyFeedback, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
-use crate::words::{PlainReason, Proposal, Put, Shape, VerifyMethod, VerifyResult};
+use crate::words::{PlainReason, Proposal, Put, VerifyMethod, VerifyResult};
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,8 +63,6 @@ pub struct Took {
     pub modelled: usize,
     /// True if it decided at least one token.
     pub decided: bool,
-    /// The situation in which it was timed.
-    pub turn: Turn,
 }
 
 /// Minimum first tokens of a source that must have been observed (decayed count) before it is
@@ -124,7 +118,6 @@ pub struct SpeculationController {
     tuning: Tuning,
     rng: SplitMix64,
     streak: Option<Streak>,
-    ahead_drafts: AheadDrafts,
     /// Time won and lost by speculation so far.
     balance: Balance,
     /// Consecutive failed verify requests, at most 5.
@@ -162,7 +155,6 @@ impl SpeculationController {
             tuning: Tuning::default(),
             rng: SplitMix64::new(seed),
             streak: None,
-            ahead_drafts: AheadDrafts::default(),
             balance: Balance::default(),
             faults: 0,
             not_before: 0,
@@ -298,17 +290,7 @@ impl SpeculationController {
     }
 
     fn merged(&self, drafts: &[Tree], budget: Budget, learnt: &Measurements) -> merge::Merged {
-        self.merged_as(self.way().method.shape(), drafts, budget, learnt)
-    }
-
-    fn merged_as(
-        &self,
-        shape: Shape,
-        drafts: &[Tree],
-        budget: Budget,
-        learnt: &Measurements,
-    ) -> merge::Merged {
-        merge::merge(drafts, budget, shape, |vote, company, depth| {
+        merge::merge(drafts, budget, self.way().method.shape(), |vote, company, depth| {
             let expected = learnt.survival.conditional(self.bucket, vote, company, depth);
             self.tuning.adjust(vote.drafter, expected)
         })
@@ -447,7 +429,7 @@ impl SpeculationController {
 
     /// Takes the cost of a verify request: by the method and with the nodes that were sent.
     pub fn called(&mut self, took: &Took, now: Tick) {
-        let Took { put, planned, seconds, concurrent, modelled, decided, turn } = *took;
+        let Took { put, planned, seconds, concurrent, modelled, decided } = *took;
         let (way, nodes) = (Way::by(put.method, self.fed), put.nodes);
         if put.method == VerifyMethod::FanOut && nodes < planned {
             self.cut = Some((nodes.max(1), self.fed + CUT_FOR));
@@ -459,12 +441,10 @@ impl SpeculationController {
             let seconds = learnt.without_reading(way, nodes, seconds, now);
             if first {
                 learnt.costs.entered(way, nodes, seconds, now);
-            } else if turn == Turn::Alone {
+            } else {
                 learnt.costs.verified(way, nodes, seconds, now);
                 learnt.costs.shared(way, nodes, seconds, modelled);
                 learnt.costs.verified_concurrent(nodes, concurrent, seconds);
-            } else {
-                learnt.costs.overlapped(way, nodes, seconds, turn, now);
             }
         });
     }

@@ -5,7 +5,6 @@
 //! happens next. And an action that was cancelled is forgotten: later events of it are ignored. All
 //! else is bookkeeping.
 
-mod ahead;
 mod decide;
 mod flight;
 mod plain;
@@ -53,8 +52,6 @@ pub struct Session<W: Walk = Judge> {
     /// After a fault: no speculation before this many output tokens, for this reason.
     fault_until: usize,
     fault_reason: PlainReason,
-    /// The last round did not yield the tokens that the verify request behind it had assumed.
-    missed: bool,
     /// Consecutive plain requests that broke off without a token, and pauses that the backend asked
     /// for instead of one.
     broken: u32,
@@ -100,7 +97,6 @@ impl<W: Walk> Session<W> {
             pause: None,
             fault_until: 0,
             fault_reason: PlainReason::VerifyFault,
-            missed: false,
             broken: 0,
             pauses: 0,
             over: false,
@@ -150,8 +146,7 @@ impl<W: Walk> Session<W> {
         match self.flight.kind(answers) {
             Some(Kind::Plain) => self.plain_event(event, now),
             Some(Kind::Draft) => self.drafting(event, now),
-            Some(Kind::AheadDraft) => self.drafted_ahead(event),
-            Some(Kind::Verify) => self.verifying(answers, event, now),
+            Some(Kind::Verify) => self.verifying(event, now),
             Some(Kind::Shadow) => self.shadowed(&event, now),
             None => {}
         }
@@ -214,7 +209,7 @@ impl<W: Walk> Session<W> {
             self.act(Action::Cancel(late.id));
             self.draft_late(late, now);
         }
-        if let Some(late) = self.flight.calls.pop_front_if(|call| call.until <= now) {
+        if let Some(late) = self.flight.call.take_if(|call| call.until <= now) {
             self.act(Action::Cancel(late.id));
             self.verify_late(&late, now);
         }

@@ -94,11 +94,6 @@ impl Output {
         self.ending.eos.contains(&token)
     }
 
-    /// True if this token alone may end the output.
-    pub fn may_end_with(&self, token: TokenId) -> bool {
-        self.ends_as_text(token) || self.ending.stop_token_ids.contains(&token)
-    }
-
     fn ends_as_text(&self, token: TokenId) -> bool {
         !self.ending.ignore_eos && self.is_end_of_text(token)
     }

@@ -155,10 +155,6 @@ pub struct Rules {
     /// A round with an empty draft is one token. Ignores predictions, margins, holdback and the
     /// gates `load`, `stale`, `acceptance`, `control` and the budgets; never context or health.
     pub gamma_fixed: Option<usize>,
-    /// Maximum verify requests sent ahead of the result that they build on. `None`: as many as pay,
-    /// and none with `gamma_fixed`; with `gamma_fixed`, this many are sent wherever there is a
-    /// draft for them.
-    pub ahead: Option<usize>,
     /// To start, speculation must be expected to beat plain decoding by this share (0.10 is 10 %
     /// faster).
     pub margin: f64,
@@ -185,8 +181,6 @@ pub struct Rules {
     pub model: Option<u8>,
     /// The model drafter, or the head of the target, draws with the target's own noise.
     pub shares_noise: bool,
-    /// The model drafter may draft ahead, after tokens that are assumed to come.
-    pub drafts_ahead: bool,
     /// The model drafter's drafts are sampled: drawn with noise of its own, from distributions that
     /// come with them.
     pub samples: bool,
@@ -222,7 +216,6 @@ impl Default for Rules {
             vocabulary: TokenId::MAX,
             gamma_max: GAMMA_MAX,
             gamma_fixed: None,
-            ahead: None,
             margin: MARGIN,
             stay: STAY,
             kind: 0,
@@ -233,7 +226,6 @@ impl Default for Rules {
             shared: Shared::default(),
             model: None,
             shares_noise: false,
-            drafts_ahead: false,
             samples: false,
             context_max: 8192,
             holdback: false,

@@ -76,13 +76,6 @@ impl TokenContext {
         self.clone()
     }
 
-    /// This context extended by tokens that are assumed to come next.
-    #[must_use]
-    pub fn assuming(mut self, tokens: &[TokenId]) -> Self {
-        self.push(tokens);
-        self
-    }
-
     /// Adds tokens to the output.
     pub fn push(&mut self, tokens: &[TokenId]) {
         if tokens.is_empty() {

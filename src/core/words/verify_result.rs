@@ -32,16 +32,6 @@ impl VerifyMethod {
         }
     }
 
-    /// True if a verify request may be sent before the result of the request that it builds on is
-    /// known. False where an engine verifies drafts itself, which may bill or count the drafts that
-    /// it is sent.
-    pub const fn may_overlap(self) -> bool {
-        match self {
-            Self::FanOut | Self::Tree | Self::Score => true,
-            Self::Native => false,
-        }
-    }
-
     /// Sequences that the engine computes for a round with `nodes` nodes.
     pub const fn sequences(self, nodes: usize) -> usize {
         match self {

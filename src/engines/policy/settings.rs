@@ -57,18 +57,11 @@ pub struct Gamma {
     /// Speculate at every token with at most this many draft tokens, whatever gain is predicted
     /// (for tests); `None`: the controller chooses.
     pub fixed: Option<u32>,
-    /// Maximum verify requests sent ahead of the result that they build on; `None`: as many as pay,
-    /// and none with `fixed`.
-    pub ahead: Option<u32>,
     /// Predicted gain over plain decoding required to start speculating, as a share (0.10 = 10 %).
     pub margin: f64,
     /// Predicted gain over plain decoding required to continue speculating, as a share.
     pub stay: f64,
 }
-
-/// Upper limit of verify requests sent ahead of a verification result: the probability that all
-/// their assumptions come true falls with each of them.
-pub const AHEAD_MAX: u32 = foretell_core::session::AHEAD_MAX as u32;
 
 /// Limits beyond which sessions decode plainly for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,7 +99,7 @@ pub struct Holdback {
 
 impl Default for Gamma {
     fn default() -> Self {
-        Self { max: GAMMA_MAX as u32, fixed: None, ahead: None, margin: MARGIN, stay: STAY }
+        Self { max: GAMMA_MAX as u32, fixed: None, margin: MARGIN, stay: STAY }
     }
 }
 

@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
     use crate::observe::{Calls, Round};
-    use foretell_core::session::{Balance, SentAhead};
+    use foretell_core::session::Balance;
     use foretell_core::words::VerifyMethod;
     use foretell_engines::openai::Path;
 
@@ -257,7 +257,6 @@ mod tests {
             policy: Some("ide@12345678".to_owned()),
             status: 200,
             rounds: vec![round(4, 2), round(3, 0)],
-            ahead: SentAhead { sent: 3, used: 2 },
             calls: {
                 let mut calls = Calls { reported: 9, ..Calls::default() };
                 (0..2).for_each(|_| calls.sent(VerifyMethod::Score));
@@ -281,8 +280,6 @@ mod tests {
         assert_eq!(speculated("foretell_spec_decode_num_drafts_total"), Some(2.0));
         assert_eq!(speculated("foretell_spec_decode_num_draft_tokens_total"), Some(7.0));
         assert_eq!(speculated("foretell_spec_decode_num_accepted_tokens_total"), Some(2.0));
-        let ahead = |result| value(&text, &format!("foretell_verify_ahead_total{{result=\"{result}\"}}"));
-        assert_eq!((ahead("used"), ahead("dropped")), (Some(2.0), Some(1.0)));
         let positions = |name: &str, position: u32| {
             let labels = format!("{{drafter=\"prompt_lookup\",position=\"{position}\"}}");
             value(&text, &format!("foretell_spec_decode_num_{name}_tokens_per_pos_total{labels}"))

@@ -171,7 +171,7 @@ impl Record {
         gone.rounds.clear();
         (gone.output_tokens, gone.estimated) = (0, false);
         (gone.first_byte, gone.first_token, gone.added) = (None, None, None);
-        (gone.drift, gone.ahead, gone.balance) = (fresh.drift, fresh.ahead, fresh.balance);
+        (gone.drift, gone.balance) = (fresh.drift, fresh.balance);
         (self.moments.received, self.moments.emitted, self.gathers) = (None, None, false);
         self.session_holds(0);
     }
@@ -382,7 +382,6 @@ impl Record {
         finished.reason = summary.reason.map(Reason::from);
         finished.output_tokens = summary.output_tokens;
         finished.drift = summary.drift;
-        finished.ahead = summary.ahead;
         finished.balance = summary.balance;
         for round in summary.each.iter().skip(finished.rounds.len()) {
             // Earlier requests decided nothing: they are a part of this round.
@@ -482,8 +481,7 @@ mod tests {
         record.computed(ActionId(1), Some(7));
         summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3, depth: 4 });
         record.summarise(&summary);
-        // A verify request without a result is not a round, nor is one that was sent ahead and
-        // dropped.
+        // A verify request without a result is not a round, nor is one that was dropped.
         record.verifying(ActionId(2), 2, "prompt_lookup", 4, VerifyMethod::Tree);
         record.summarise(&summary);
         record.verifying(ActionId(3), 3, "model", 2, VerifyMethod::FanOut);

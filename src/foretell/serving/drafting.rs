@@ -91,12 +91,6 @@ impl Drafting {
         self.drafter.as_ref().is_some_and(|drafter| drafter.bridge.shares_noise())
     }
 
-    /// True if the drafter may be sent tokens that are then dropped: not if the context is
-    /// translated, which can only grow.
-    pub fn goes_back(&self) -> bool {
-        self.drafter.as_ref().is_some_and(|drafter| matches!(drafter.bridge, VocabularyBridge::Same))
-    }
-
     /// Samples drafts from now on, with this seed, which is used for nothing else.
     pub fn sample(&mut self, seed: u64) {
         self.draws = Some(seed);

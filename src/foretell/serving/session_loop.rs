@@ -36,7 +36,7 @@ use foretell_core::draft::Source;
 use foretell_core::session::{
     Action, ActionId, Difference, Doubted, Event, Fault, PlainRequest, Session, Summary,
 };
-use foretell_core::units::{Tick, TokenId};
+use foretell_core::units::Tick;
 use foretell_core::words::{PlainReason, RelayReason, TokenContext};
 use foretell_engines::openai::usage::Usage;
 use foretell_engines::openai::{Request, Route};
@@ -429,11 +429,9 @@ impl SessionLoop {
         while let Some((id, action)) = self.session.poll() {
             match action {
                 Action::Plain(method) => self.start_plain(id, method),
-                Action::Draft { gamma, min_survival, assumed } => {
-                    self.start_draft(id, gamma, min_survival, &assumed);
-                }
+                Action::Draft { gamma, min_survival } => self.start_draft(id, gamma, min_survival),
                 Action::Shadow { from } => self.start_shadow(id, from),
-                Action::Verify(draft, method, assumed) => {
+                Action::Verify(draft, method) => {
                     self.round += 1;
                     let drafter = draft
                         .nodes()
@@ -441,8 +439,6 @@ impl SessionLoop {
                         .map_or("none", |node| Source::name(node.votes.first().drafter.source));
                     self.slot.record.verifying(id, self.round, drafter, draft.len(), method);
                     let context = self.context.for_call(self.session.prompt(), self.session.output());
-                    let mut context = context.assuming(&assumed);
-                    context.write_json();
                     let call = self.calls.clone().verify(context, draft, method, self.round);
                     self.pend(id, call.map(Reply::event));
                 }
@@ -513,9 +509,9 @@ impl SessionLoop {
             Some(PlainStream::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
     }
 
-    fn start_draft(&mut self, id: ActionId, gamma: usize, min_survival: f64, assumed: &[TokenId]) {
+    fn start_draft(&mut self, id: ActionId, gamma: usize, min_survival: f64) {
         self.context.follow(self.session.prompt(), self.session.output());
-        let reply = self.drafting.draft(id, self.context.clone().assuming(assumed), gamma, min_survival);
+        let reply = self.drafting.draft(id, self.context.clone(), gamma, min_survival);
         self.pend(id, reply);
     }
 

@@ -85,9 +85,8 @@ pub struct PendingAction {
 /// Kind of a request to the drafter.
 #[derive(Clone, Copy, Debug)]
 pub enum What {
-    /// This number of tokens from an output position on; `None`: after tokens that are not the true
-    /// text.
-    Draft(usize, Option<usize>),
+    /// This number of tokens from an output position on.
+    Draft(usize, usize),
     /// Its choices from this output position on.
     Shadow(usize),
 }
@@ -140,10 +139,9 @@ impl Request {
         self.session.as_ref().map(|session| session.summary())
     }
 
-    /// The target's result for a draft after this output position; `None`: after tokens that are
-    /// not the true text.
-    pub fn result(&self, draft: &Tree, method: VerifyMethod, position: Option<usize>) -> VerifyResult {
-        let (script, done) = (&self.script, position.unwrap_or(self.script.output.len()));
+    /// The target's result for a draft after the output so far.
+    pub fn result(&self, draft: &Tree, method: VerifyMethod) -> VerifyResult {
+        let (script, done) = (&self.script, self.done);
         // Output position after each node that is on the true path.
         let mut depths: Vec<Option<usize>> = Vec::with_capacity(draft.len());
         let mut rows = vec![Row::of(script.truth(done))];

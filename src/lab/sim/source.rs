@@ -131,11 +131,6 @@ impl Script {
         self.output.get(position).copied().unwrap_or(ASTRAY)
     }
 
-    /// True if these tokens are the true ones from an output position on.
-    pub fn is_next(&self, position: usize, tokens: &[TokenId]) -> bool {
-        self.output.get(position..).is_some_and(|rest| rest.starts_with(tokens))
-    }
-
     /// The drafter's choice at an output position after the true text, as token at `depth` of a
     /// draft.
     pub fn choice(&self, position: usize, depth: usize) -> TokenId {

@@ -101,17 +101,14 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         4 => Permission::Shadow(input.one(&reasons)),
         _ => Permission::Plain(input.one(&reasons)),
     };
-    let flags = input.byte();
     Rules {
         permission,
         methods: input.one(methods).to_vec(),
         gamma_fixed: input.one(&[Some(2), None, Some(0), Some(8)]),
         gamma_max: input.one(&[32, 1, 4]),
-        ahead: input.one(&[None, Some(0), Some(2)]),
         lookups: lookups[input.below(3)].clone(),
         model: input.one(&[None, Some(0), Some(1)]),
-        drafts_ahead: flags & 1 > 0,
-        holdback: flags & 2 > 0,
+        holdback: input.byte() & 1 > 0,
         segment: input.one(&[None, Some(1), Some(5)]),
         vocabulary: input.one(&[TokenId::from(WORDS), TokenId::MAX]),
         context_max: input.one(&[8192, 12]),

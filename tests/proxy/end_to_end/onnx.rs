@@ -166,25 +166,19 @@ fn process(target: &LocalTarget, methods: &str) -> String {
 }
 
 #[rstest]
-#[case::lookup_tree("{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }", "[tree]", 0)]
-#[case::lookup_fan_out_ahead("{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }", "[fan_out]", 2)]
-#[case::model_tree_with_drafts_ahead("{ kind: model, model: draft-same }", "[tree]", 1)]
-#[case::model_fan_out("{ kind: model, model: draft-same }", "[fan_out]", 0)]
+#[case::lookup_tree("{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }", "[tree]")]
+#[case::lookup_fan_out("{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }", "[fan_out]")]
+#[case::model_tree("{ kind: model, model: draft-same }", "[tree]")]
+#[case::model_fan_out("{ kind: model, model: draft-same }", "[fan_out]")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forty_prompts_read_as_the_target_alone(
-    #[case] drafter: &str,
-    #[case] methods: &str,
-    #[case] ahead: u32,
-) {
+async fn forty_prompts_read_as_the_target_alone(#[case] drafter: &str, #[case] methods: &str) {
     watch_panics();
     let options = Options { device: DeviceChoice::Cpu, lanes: 16, threads: 1, ..Options::default() };
     let model = folder("FORETELL_TEST_MODEL", "target");
     let opened = open(&model, Some("toy".into()), &options, None)
         .expect("the model opens (make fetches ONNX Runtime)");
     let target = LocalTarget::start(opened.app).await.unwrap();
-    let policy = format!(
-        "version: 1\nname: forced\ndrafters: [{drafter}]\ngamma: {{ max: 8, fixed: 4, ahead: {ahead} }}\n"
-    );
+    let policy = format!("version: 1\nname: forced\ndrafters: [{drafter}]\ngamma: {{ max: 8, fixed: 4 }}\n");
     let proxy = local::proxy(&process(&target, methods), &[&policy]).await.unwrap();
     let front = proxy.gateway.addresses[0];
 

@@ -46,12 +46,6 @@ pub enum Bug {
     LimitIgnored,
     /// The session runner does not report that the last token of a plain request ends the text.
     TailIgnored,
-    /// A verify request sent ahead decides the last token of the request before it.
-    BonusDecidedAhead,
-    /// The result of a verify request sent ahead makes the request before it fail.
-    RetriedByAhead,
-    /// A verify request sent ahead counts although its assumed prefix was wrong.
-    PrefixAstray,
 }
 
 impl Bug {
@@ -64,9 +58,6 @@ impl Bug {
             Self::LimitIgnored => Wrong { slack: 1, ..Wrong::default() },
             Self::BonusLost => Wrong { lossy: true, ..Wrong::default() },
             Self::TailIgnored => Wrong { tailless: true, ..Wrong::default() },
-            Self::BonusDecidedAhead => Wrong { granted: true, ..Wrong::default() },
-            Self::RetriedByAhead => Wrong { retried: true, ..Wrong::default() },
-            Self::PrefixAstray => Wrong { astray: true, ..Wrong::default() },
             _ => Wrong::default(),
         }
     }

@@ -241,7 +241,7 @@ impl Draws for Keyed<'_, '_, '_> {
 pub struct Way {
     pub drafter: Drafter,
     /// Bit n < 3: speculation is allowed at the n-th token event; bit 3: a plain request returns
-    /// two tokens at once; bit 4: a verify request sent ahead is answered before the one before it.
+    /// two tokens at once.
     pub switches: u32,
     pub bug: Bug,
 }
@@ -257,7 +257,6 @@ fn outcome(target: impl Target, case: &Case, control: Control, way: Way, chance:
         draft: &mut |context, gamma| draft(drafter, target, context, gamma).into(),
         kept: &mut |_, _| unreachable!("no draft is sampled"),
         allow: &mut |event, ahead| if unread { ahead != Some(0) } else { switches >> event.min(2) & 1 == 1 },
-        overtakes: switches >> 4 & 1 == 1,
         chunk: &mut || 1 + (switches as usize >> 3 & 1),
         chaos: &mut || None,
         wrong: bug.wrong(),
@@ -274,17 +273,6 @@ pub fn session_distribution(target: impl Target, case: &Case, way: Way) -> Distr
         assert!(lost || outcome.summary.output_tokens as usize == outcome.tokens.len());
         key(&outcome.text, &outcome.tokens, finish.name())
     })
-}
-
-/// Verify requests sent ahead, and the number of them that counted, over all outcomes.
-pub fn session_rounds(target: impl Target, case: &Case, way: Way) -> (u32, u32) {
-    let (mut sent, mut used) = (0, 0);
-    distribution(|chance| {
-        let ahead = outcome(target, case, Control::new(), way, chance).summary.ahead;
-        (sent, used) = (sent + ahead.sent, used + ahead.used);
-        String::new()
-    });
-    (sent, used)
 }
 
 fn keeps_the_distribution(target: impl Target, case: &Case, drafter: Drafter) {

@@ -128,7 +128,6 @@ fn speculated(case: &Case, seed: u64, chaos: &mut dyn FnMut() -> Option<Chaos>) 
             draft: &mut |context, gamma| scripted(context, gamma, size, wide).into(),
             kept: &mut |_, _| unreachable!("no draft is sampled"),
             allow: &mut |_, _| switches.below(4) >= mostly,
-            overtakes: false,
             chunk: &mut || 1 + cuts.below(4) as usize,
             chaos,
             wrong: Wrong::default(),

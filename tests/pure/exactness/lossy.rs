@@ -446,7 +446,6 @@ fn outcome(target: impl Target, case: &Case, drafter: Drafter, bug: Bug, chance:
         draft: &mut |context, gamma| drafted(target, drafter, context, gamma).into(),
         kept: &mut |_, _| unreachable!("no draft is sampled"),
         allow: &mut |_, _| true,
-        overtakes: false,
         chunk: &mut || 1,
         chaos: &mut || None,
         wrong: super::world::Wrong::default(),

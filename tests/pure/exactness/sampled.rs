@@ -502,7 +502,6 @@ fn session_distribution(target: Toy, case: &Case, way: Way, switches: u32) -> Te
                 rows.map(|sample| Row { sample, ..Row::default() }).collect()
             },
             allow: &mut |event, _| switches >> event.min(2) & 1 == 1,
-            overtakes: false,
             chunk: &mut || 1 + (switches as usize >> 3),
             chaos: &mut || None,
             wrong: Wrong::default(),

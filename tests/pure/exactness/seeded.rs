@@ -63,7 +63,6 @@ fn noisy_distribution(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBu
                         },
                         kept: &mut |_, _| unreachable!("no draft is sampled"),
                         allow: &mut |event, _| switches >> event & 1 == 1,
-                        overtakes: false,
                         chunk: &mut || 1,
                         chaos: &mut || None,
                         wrong: Wrong::default(),

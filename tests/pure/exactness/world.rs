@@ -49,8 +49,6 @@ pub struct Hooks<'a> {
     /// True if speculation is allowed at the n-th token event. The second argument is a token that
     /// the backend has sampled and the session has not read; a correct world ignores it.
     pub allow: &'a mut dyn FnMut(usize, Option<TokenId>) -> bool,
-    /// True if the answer to a verify request sent ahead comes before that of the one before it.
-    pub overtakes: bool,
     /// Number of tokens in the next event of a plain request.
     pub chunk: &'a mut dyn FnMut() -> usize,
     /// A fault at this moment, if any.
@@ -72,12 +70,6 @@ pub struct Wrong {
     pub slack: usize,
     /// Of several tokens in one event the last does not reach the client.
     pub lossy: bool,
-    /// If a verify request is sent ahead, the one before it returns the tokens that it assumed.
-    pub granted: bool,
-    /// A verify request fails if the one sent after it does not follow its own draft.
-    pub retried: bool,
-    /// A verify request sent ahead is answered after another token than the one that it assumes.
-    pub astray: bool,
     /// Does not report the end of a plain request with the token that ended it.
     pub tailless: bool,
 }
@@ -280,33 +272,16 @@ impl World<'_> {
                 self.plain_request = Some(plain_request);
                 self.calls += 1;
             }
-            Action::Draft { gamma, assumed, .. } => {
-                let ahead = !assumed.is_empty();
-                let draft = (hooks.draft)(&[self.context(), assumed].concat(), gamma);
-                let reply = (id, Event::Draft(draft));
-                if ahead && hooks.overtakes {
-                    self.replies.push_front(reply);
-                } else {
-                    self.replies.push_back(reply);
-                }
+            Action::Draft { gamma, .. } => {
+                let draft = (hooks.draft)(&self.context(), gamma);
+                self.replies.push_back((id, Event::Draft(draft)));
             }
             Action::Shadow { .. } => self.replies.push_back((id, Event::Shadow(Vec::new()))),
-            Action::Verify(draft, method, mut assumed) => {
-                if let Some(guess) = assumed.last_mut().filter(|_| hooks.wrong.astray) {
-                    *guess = (*guess + 1) % 2;
-                }
-                let (position, call) = (self.token_context.len() + assumed.len(), self.calls);
-                let context = [self.context(), assumed.clone()].concat();
-                let put = Put { case: self.case, draft: &draft, method, context, position, call };
-                let answer = put.answer(hooks);
-                if !assumed.is_empty() {
-                    self.taint(&draft, &assumed, &answer, hooks.wrong);
-                }
-                if hooks.overtakes && !assumed.is_empty() {
-                    self.replies.push_front((id, answer));
-                } else {
-                    self.replies.push_back((id, answer));
-                }
+            Action::Verify(draft, method) => {
+                let (position, call) = (self.token_context.len(), self.calls);
+                let put =
+                    Put { case: self.case, draft: &draft, method, context: self.context(), position, call };
+                self.replies.push_back((id, put.answer(hooks)));
                 self.calls += 1;
             }
             Action::Cancel(gone) => self.drop_action(gone),
@@ -320,27 +295,6 @@ impl World<'_> {
                 self.client.summary = summary;
                 self.done = true;
             }
-        }
-    }
-
-    /// Lets a verify request sent ahead change the answer of the first pending one.
-    fn taint(&mut self, draft: &Tree, assumed: &[TokenId], answer: &Event, wrong: Wrong) {
-        let Some((_, first)) =
-            self.replies.iter_mut().find(|reply| matches!(reply.1, Event::VerifyResult(_)))
-        else {
-            return;
-        };
-        if let (Event::VerifyResult(result), true) = (&mut *first, wrong.granted)
-            && let Some(row) = result.rows.get_mut(assumed.len() - 1)
-            && row.sample.is_some()
-        {
-            row.sample = assumed.last().copied();
-        }
-        if let (Event::VerifyResult(result), true) = (answer, wrong.retried)
-            && let Some(sample) = result.rows.first().and_then(|row| row.sample)
-            && draft.child(None, sample).is_none()
-        {
-            *first = Event::Fault(Fault::Verify);
         }
     }
 

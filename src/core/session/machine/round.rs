@@ -8,9 +8,9 @@ use super::flight::{Drafting, Verifying};
 use crate::control::Presence;
 use crate::draft::{Draft, Tree};
 use crate::session::accept::{Accepted, Judged, Rule, Walk};
-use crate::session::controller::{Step, Took, Turn};
-use crate::session::{Action, ActionId, Event, Fault, Judging};
-use crate::units::{Tick, TokenId};
+use crate::session::controller::{Step, Took};
+use crate::session::{Action, Event, Fault, Judging};
+use crate::units::Tick;
 use crate::words::{PlainReason, Put, VerifyResult};
 
 /// Patience for a draft, in times of a plain token: where drafter and backend share their cores,
@@ -19,25 +19,11 @@ const PATIENCE: f64 = 2.0;
 /// Maximum time of a plain token for that calculation, in seconds.
 const PATIENCE_PACE: f64 = 1.0;
 
-/// A verify request to be sent.
-pub(super) struct Call {
-    /// The index of its method in the list of methods.
-    pub position: usize,
-    pub draft: Draft,
-    /// Tokens that the model drafter computed for it.
-    pub modelled: usize,
-    /// Tokens that the request before it has to yield.
-    pub assumed: Vec<TokenId>,
-    pub turn: Turn,
-}
-
 impl<W: Walk> Session<W> {
     /// Executes a step of the controller. `began` is the start of the round, for its cost.
     pub(super) fn take_step(&mut self, step: Step, began: Tick, now: Tick) {
         match step {
             Step::Plain(reason) => {
-                self.take_ahead_draft();
-                self.drop_calls();
                 self.controller.leave(self.output.tokens().len(), now);
                 if let Some(presence) = &mut self.presence {
                     presence.speculates(false);
@@ -47,7 +33,7 @@ impl<W: Walk> Session<W> {
             Step::Draft(gamma) => {
                 self.drop_shadow();
                 let min_survival = self.controller.min_worth(gamma);
-                let id = self.act(Action::Draft { gamma, min_survival, assumed: Vec::new() });
+                let id = self.act(Action::Draft { gamma, min_survival });
                 let until = now.after(self.patience());
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
@@ -101,42 +87,19 @@ impl<W: Walk> Session<W> {
     /// Sends the draft to the backend by the method at this index of the list; beyond its end,
     /// decodes one token plainly.
     fn verify_by(&mut self, position: usize, draft: Draft, modelled: usize, began: Tick, now: Tick) {
-        if self.rules.methods.get(position).is_none() {
+        let Some(&method) = self.rules.methods.get(position) else {
             return self.plain_after_fault(PlainReason::Undecided, now);
-        }
+        };
         self.summary.reason = None;
-        debug_assert!(self.flight.calls.is_empty(), "nothing continues the output but this call");
-        let turn = if std::mem::take(&mut self.missed) { Turn::AfterMiss } else { Turn::Alone };
-        self.send(Call { position, draft, modelled, assumed: Vec::new(), turn }, began, now);
-        self.look_ahead(now);
-        self.ahead_draft();
-    }
-
-    /// Sends a verify request behind those in flight.
-    pub(super) fn send(&mut self, call: Call, began: Tick, now: Tick) {
-        let Call { position, draft, modelled, assumed, turn } = call;
+        debug_assert!(self.flight.call.is_none(), "one verify request at a time");
         let draft = draft.within(self.rules.vocabulary);
-        let Some(&method) = self.rules.methods.get(position) else { return };
         if let Some(presence) = &mut self.presence {
             presence.calls(draft.len());
         }
-        let all = self.flight.calls.iter().flat_map(|call| &call.assumed).chain(&assumed).copied().collect();
-        let id = self.act(Action::Verify(draft.clone(), method, all));
+        let id = self.act(Action::Verify(draft.clone(), method));
         let until = now.after(self.rules.verify_timeout);
         let tolerance = self.tolerance();
-        let early = None;
-        self.flight.calls.push_back(Verifying {
-            id,
-            until,
-            began,
-            draft,
-            modelled,
-            position,
-            tolerance,
-            assumed,
-            early,
-            turn,
-        });
+        self.flight.call = Some(Verifying { id, until, began, draft, modelled, position, tolerance });
     }
 
     /// True if drafts depend on the target's noise in more ways than through the model drafter's
@@ -187,23 +150,17 @@ impl<W: Walk> Session<W> {
         self.verify(draft, 0, now, now);
     }
 
-    pub(super) fn verifying(&mut self, id: ActionId, event: Event, now: Tick) {
+    pub(super) fn verifying(&mut self, event: Event, now: Tick) {
         let answer = match event {
             Event::VerifyResult(result) => Ok(result),
             Event::Fault(fault) => Err(fault),
             _ => return,
         };
         if let Err(Fault::RetryAfter(pause)) = answer {
-            // Whichever request it answers, the engine accepts no more of them.
+            // The engine accepts no more of them.
             self.pause = Some(now.after(pause));
         }
-        if let Some((call, answer)) = self.flight.answered(id, answer) {
-            self.verified(call, answer, now);
-        }
-    }
-
-    /// The first verify request in flight was answered.
-    pub(super) fn verified(&mut self, call: Verifying, answer: Result<VerifyResult, Fault>, now: Tick) {
+        let Some(call) = self.flight.call.take() else { return };
         match answer {
             Ok(result) => self.judged(call, &result, now),
             Err(Fault::RetryAfter(_)) => self.take_step(Step::Plain(PlainReason::RetryAfter), now, now),
@@ -222,7 +179,6 @@ impl<W: Walk> Session<W> {
         self.timed_call(&call, result, decided, now);
         let Verifying { id, mut draft, modelled, position, .. } = call;
         if !decided {
-            self.drop_calls();
             return self.verify_by(position + 1, draft, modelled, now, now);
         }
         self.watch_marks(&accepted.tokens);
@@ -242,7 +198,8 @@ impl<W: Walk> Session<W> {
             self.controller.leave(self.output.tokens().len(), now);
             return self.finish(self.output.finish());
         }
-        self.next_round(&accepted.tokens, now);
+        let step = self.step(true, now);
+        self.take_step(step, now, now);
     }
 
     /// Walks the draft of a verify request. `None` if the result cannot be used: an id outside the
@@ -263,13 +220,13 @@ impl<W: Walk> Session<W> {
 
     /// Notes the time of a verify request.
     fn timed_call(&mut self, call: &Verifying, result: &VerifyResult, decided: bool, now: Tick) {
-        let Verifying { began, draft, modelled, position, turn, .. } = call;
+        let Verifying { began, draft, modelled, position, .. } = call;
         let concurrent = self.presence.as_mut().map_or(0, Presence::call_ends);
         let by_method = || Some(Put { method: *self.rules.methods.get(*position)?, nodes: draft.len() });
         if let Some(put) = result.put.or_else(by_method) {
             let seconds = now.seconds_since(*began);
             let planned = draft.len();
-            let took = Took { put, planned, seconds, concurrent, modelled: *modelled, decided, turn: *turn };
+            let took = Took { put, planned, seconds, concurrent, modelled: *modelled, decided };
             self.controller.called(&took, now);
         }
     }

@@ -16,8 +16,8 @@ use foretell_core::draft::{LookupSpec, Ngram, Phrases, Source};
 use foretell_engines::openai::control_header::GAMMA_MAX;
 use foretell_engines::openai::{Api, Route};
 use foretell_engines::policy::{
-    AHEAD_MAX, Accept, Bounds, Corpus, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode,
-    Revision, Rule, Scope, Tolerance, Vocabulary,
+    Accept, Bounds, Corpus, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision, Rule,
+    Scope, Tolerance, Vocabulary,
 };
 
 /// A policy with the lines needed to report conflicts with other files.
@@ -338,12 +338,6 @@ fn gamma(mut section: Section<'_>) -> Gamma {
             "Speculate at every token with at most this many draft tokens, at any cost: for tests and sweeps.",
             default.fixed,
             &lengths(),
-        ),
-        ahead: section.maybe(
-            "ahead",
-            "Maximum verify requests sent before the result that they assume. Default: as many as pay, and none with `fixed`; with `fixed`, always this many.",
-            default.ahead,
-            &whole(0..=i64::from(AHEAD_MAX)),
         ),
         margin: section.or(
             "margin",

@@ -4,7 +4,6 @@ use prometheus::{CounterVec, Histogram, IntCounterVec};
 
 use super::Maker;
 use crate::observe::{Finished, Round, make};
-use foretell_core::session::SentAhead;
 use foretell_core::words::metric::{self, prompt_bucket};
 
 #[derive(Debug)]
@@ -17,7 +16,6 @@ pub(super) struct RoundMetrics {
     verify: Histogram,
     draft: Histogram,
     gamma: Histogram,
-    ahead: IntCounterVec,
     saved: CounterVec,
     wasted: CounterVec,
     calls: IntCounterVec,
@@ -35,7 +33,6 @@ impl RoundMetrics {
             verify: new.kept(make::histogram(metric::VERIFY_SECONDS))?,
             draft: new.kept(make::histogram(metric::DRAFT_SECONDS))?,
             gamma: new.kept(make::histogram(metric::GAMMA))?,
-            ahead: new.kept(make::counters(metric::AHEAD))?,
             saved: new.kept(make::sums(metric::SAVED))?,
             wasted: new.kept(make::sums(metric::WASTED))?,
             calls: new.kept(make::counters(metric::VERIFY_CALLS))?,
@@ -44,10 +41,6 @@ impl RoundMetrics {
     }
 
     pub(super) fn finish(&self, finished: &Finished, policy: &str) {
-        let SentAhead { sent, used } = finished.ahead;
-        for (result, calls) in [("used", used), ("dropped", sent.saturating_sub(used))] {
-            self.ahead.with_label_values(&[result]).inc_by(u64::from(calls));
-        }
         let prompt = prompt_bucket(finished.prompt_tokens as usize);
         for round in &finished.rounds {
             self.round(round, policy, prompt);

@@ -7,16 +7,7 @@ use crate::sim::later;
 use crate::sim::request::{Call, CallKind, PendingAction, What};
 use foretell_core::draft::Tree;
 use foretell_core::session::{Action, ActionId, Event, Fault, PlainRequest};
-use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
-
-/// A draft that a session sends to the engine.
-pub(super) struct Put<'a> {
-    draft: &'a Tree,
-    method: VerifyMethod,
-    /// Tokens between the output and the draft if all assumptions hold.
-    assumed: &'a [TokenId],
-}
 
 impl World {
     pub(super) fn put_back(&mut self, number: usize, request: Box<Request>) {
@@ -55,12 +46,9 @@ impl World {
         while let Some((id, action)) = request.session.as_mut().and_then(|session| session.poll()) {
             match action {
                 Action::Plain(method) => self.plain_request(number, &mut request, id, method),
-                Action::Verify(draft, method, assumed) => {
-                    self.verify(number, &mut request, id, &Put { draft: &draft, method, assumed: &assumed });
-                }
-                Action::Draft { gamma, assumed, .. } => {
-                    let position = request.done + assumed.len();
-                    let position = request.script.is_next(request.done, &assumed).then_some(position);
+                Action::Verify(draft, method) => self.verify(number, &mut request, id, &draft, method),
+                Action::Draft { gamma, .. } => {
+                    let position = request.done;
                     self.ask(number, &mut request, id, What::Draft(gamma, position));
                 }
                 Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
@@ -135,22 +123,26 @@ impl World {
         request.calls.push(Call { action, job, kind });
     }
 
-    pub(super) fn verify(&mut self, number: usize, request: &mut Request, action: ActionId, put: &Put<'_>) {
-        let Put { draft, method, assumed } = *put;
+    /// Sends a session's draft to the engine.
+    fn verify(
+        &mut self,
+        number: usize,
+        request: &mut Request,
+        action: ActionId,
+        draft: &Tree,
+        method: VerifyMethod,
+    ) {
         let sequences = method.sequences(draft.len());
         let computed = match method {
             VerifyMethod::FanOut => (0..draft.len()).map(|node| draft.path(node).len()).sum(),
             VerifyMethod::Tree | VerifyMethod::Score | VerifyMethod::Native => draft.len(),
         };
-        let position = request.done + assumed.len();
-        let expected = request.script.is_next(request.done, assumed);
-        let followed = if expected { request.script.followed(draft, position) } else { 0 };
-        let rows =
-            if method == VerifyMethod::Score { request.context() + assumed.len() + draft.len() } else { 0 };
+        let followed = request.script.followed(draft, request.done);
+        let rows = if method == VerifyMethod::Score { request.context() + draft.len() } else { 0 };
         let verify = Verify { nodes: draft.len(), sequences, computed, followed, rows };
         let more = self.setup.net.call;
-        let job = self.call_behind(assumed.len(), number, request, action, Work::Verify(verify), more);
-        let result = request.result(draft, method, expected.then_some(position));
+        let job = self.call(number, request, action, Work::Verify(verify), more);
+        let result = request.result(draft, method);
         request.calls.push(Call { action, job, kind: CallKind::Verify { result, sequences } });
         if let Some(sidecar) = self.sidecars.get_mut(request.sidecar) {
             sidecar.verifying += sequences;
@@ -167,23 +159,10 @@ impl World {
         work: Work,
         more: f64,
     ) -> JobId {
-        self.call_behind(0, number, request, action, work, more)
-    }
-
-    /// As [`Self::call`], with a context that is longer than the output by this number of tokens.
-    fn call_behind(
-        &mut self,
-        assumed: usize,
-        number: usize,
-        request: &Request,
-        action: ActionId,
-        work: Work,
-        more: f64,
-    ) -> JobId {
         let id = self.next_job;
         self.next_job += 1;
         self.callers.insert(id, Caller { request: number, action });
-        let job = Job { id, text: number as u64, context: request.context() + assumed, work };
+        let job = Job { id, text: number as u64, context: request.context(), work };
         self.agenda.put(later(self.now, self.setup.net.rtt / 2.0 + more), Happening::Reach(job));
         id
     }
@@ -234,10 +213,7 @@ impl World {
                 continue;
             };
             let event = match asked.what {
-                What::Draft(gamma, position) => {
-                    let position = position.unwrap_or(request.script.output.len());
-                    Event::Draft(request.script.draft(position, gamma).into())
-                }
+                What::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma).into()),
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
             self.deliver(question.request, request, question.action, [event])?;
