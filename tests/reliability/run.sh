@@ -50,6 +50,7 @@ abuse() {
 parsing() {
   script smuggling
   script bodies
+  script grammars
   script bad_policies
   rust attack framing:: fields::
 }
