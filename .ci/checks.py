@@ -5,6 +5,8 @@
     .ci/checks.py --list   say which are due and why
     .ci/checks.py NAME...  run these; those that pass are recorded in .ci/checked.json: commit it
 
+CHECKS_UNTIL (seconds from now): a due check is not begun after that, and stays due.
+
 A check is due if a file that it depends on has changed since it passed, or WEEK days after that. Files
 are compared by their content, so a record stays valid when commits are rebased. They have to be
 committed: what is checked is what git has.
@@ -45,9 +47,6 @@ CHECKS = {
     "extend": Check("what it takes to add a drafter, an engine, a rule, a metric, a setting",
                     ["tests/extend/*", "ARCHITECTURE.md", "src/core/draft.rs", "src/engines/engine.rs", "src/engines/dialect.rs"],
                     "tests/extend/extend.py"),
-    "long": Check("the long forms of tests: enumeration, bent streams over 150 requests",
-                  ["src/core/session*", "src/core/accept*", "src/core/draft*", "src/foretell/serving*", "tests/pure/*",
-                   "tests/proxy/bent*"], "make test-long"),
     "page": Check("the status page in a headless Chromium", ["src/foretell/admin/*", "tests/page/*"], "make test-page"),
     "clients": Check("agent frameworks, direct and through Foretell", ["tests/clients/*", *HTTP], "make test-clients"),
     "deploy": Check("chart, manifests, image, compose, unit, nginx, Envoy",
@@ -109,8 +108,11 @@ def main():
         print(f"{name}: due, {why}")
     if "--list" in sys.argv:
         return
-    failed = []
+    failed, until = [], time.monotonic() + float(os.environ.get("CHECKS_UNTIL", "inf"))
     for name in due:
+        if time.monotonic() > until:
+            print(f"\n-- {name}: left out on this slow machine, stays due")
+            continue
         before = digest(CHECKS[name])
         if not run(name):
             failed.append(name)
