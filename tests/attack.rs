@@ -2,7 +2,7 @@
 //!
 //! These tests use no code of the library, so they run unchanged against any build:
 //! `FORETELL_BIN=/path/to/foretell`. Without it they use the binary that Cargo built for them.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "attack/kit.rs"]
 #[allow(dead_code)]

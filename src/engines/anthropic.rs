@@ -42,7 +42,6 @@ fn usage(chat: Option<&Value>) -> Value {
 /// Tools that an answer calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Called {
-    /// None.
     No,
     /// Some, the last of which may be cut short.
     Yes,

@@ -101,7 +101,6 @@ pub struct Request<'a> {
 pub struct Parsers {
     /// `--tool-call-parser`, with `--enable-auto-tool-choice`.
     pub tools: Option<ToolFormat>,
-    /// `--reasoning-parser`.
     pub reasoning: Option<ReasoningFormat>,
 }
 
@@ -113,20 +112,17 @@ impl fmt::Display for Parsers {
     }
 }
 
-/// A whole answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Whole {
     /// Reasoning; `None` for null.
     pub reasoning: Option<String>,
     /// Content; `None` for null.
     pub content: Option<String>,
-    /// Calls, in order.
     pub calls: Vec<Call>,
     /// Tokens that `usage` counts as reasoning; zero without a reasoning parser.
     pub reasoning_tokens: u64,
 }
 
-/// A whole call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The id, where the model wrote one.
@@ -255,7 +251,6 @@ impl Parsers {
     }
 }
 
-/// The parsers of a pair of formats.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     tools: Option<Tools>,

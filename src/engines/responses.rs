@@ -68,7 +68,6 @@ fn usage(chat: &Value) -> Value {
     Value::Object(usage)
 }
 
-/// The words of a chat's error.
 fn error_words(chat: Option<&Value>) -> Option<&str> {
     let error = chat?.get("error")?;
     error.get("message").and_then(Value::as_str).or(error.as_str())

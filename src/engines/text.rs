@@ -20,7 +20,6 @@ pub enum TextError {
     /// A file cannot be read.
     #[error("{path}: {source}")]
     Read {
-        /// Path of the file.
         path: std::path::PathBuf,
         /// The system's error.
         source: std::io::Error,

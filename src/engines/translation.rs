@@ -26,24 +26,13 @@ pub enum Thinking {
 pub enum Untranslated {
     /// It is malformed, or asks what no engine can do.
     #[error("{path}: {words}")]
-    Refused {
-        /// The member.
-        path: String,
-        /// The fault, in words.
-        words: String,
-    },
+    Refused { path: String, words: String },
     /// A server with that API may do it, but a chat cannot ask for it.
     #[error("{parameter}: a chat cannot ask for it")]
-    Passed {
-        /// The reason to relay the request.
-        reason: RelayReason,
-        /// The member.
-        parameter: String,
-    },
+    Passed { reason: RelayReason, parameter: String },
 }
 
 impl Untranslated {
-    /// The path of the member.
     pub fn path(&self) -> &str {
         match self {
             Self::Refused { path, .. } => path,

@@ -12,10 +12,8 @@ const GRAPHS: [&str; 4] =
 /// A folder has no graph, or several and none is identifiable as the one to use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoGraph {
-    /// There is no such folder.
     #[error("no such folder")]
     Folder,
-    /// There is no graph in it, or several.
     #[error(
         "which ONNX graph? Expected {}, or a single file that ends in .onnx; found {}",
         GRAPHS.join(", "),

@@ -23,7 +23,6 @@ pub enum Rows {
 /// Tokens that one lane takes in one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Feed<'a> {
-    /// Lane that they are appended to.
     pub lane: Lane,
     /// Token ids that are appended to the sequence.
     pub tokens: &'a [TokenId],
@@ -142,7 +141,6 @@ impl Logits {
         self.taps.get(index * self.tap_width..(index + 1) * self.tap_width).filter(|taps| !taps.is_empty())
     }
 
-    /// Index of a row among those of all feeds.
     fn index(&self, feed: usize, row: usize) -> Option<usize> {
         let index = self.starts.get(feed)?.checked_add(row)?;
         (index < *self.starts.get(feed + 1)?).then_some(index)
@@ -203,7 +201,6 @@ pub type HeadDraft = Vec<Vec<(TokenId, f32)>>;
 pub struct Behind<'a> {
     /// The hidden state that the token was chosen by ([`Logits::taps`]).
     pub taps: &'a [f32],
-    /// The token.
     pub token: TokenId,
     /// How the tokens behind it will be drawn; `None` where the likeliest are taken.
     pub draws: Option<Draws>,
@@ -216,7 +213,6 @@ pub struct Draws {
     pub seed: u64,
     /// See [`crate::noise`].
     pub choice: u32,
-    /// Position of the first of them.
     pub position: u64,
     /// Temperature, above 0.
     pub temperature: f64,
@@ -226,11 +222,9 @@ pub struct Draws {
 pub trait Forward: Send {
     /// Its sizes and end tokens.
     fn config(&self) -> &ModelConfig;
-    /// An empty lane, if there is one.
     fn reserve(&mut self) -> Option<Lane>;
     /// Gives a lane back.
     fn release(&mut self, lane: Lane);
-    /// Tokens in a lane.
     fn len(&self, lane: Lane) -> usize;
     /// Drops all but the first `len` tokens of a lane.
     fn rewind(&mut self, lane: Lane, len: usize);

@@ -204,11 +204,9 @@ fn in_words(error: &str) -> String {
     words.join(" ").chars().take(400).collect()
 }
 
-/// A place in a text of a grammar.
 #[derive(Clone)]
 pub struct Place {
     source: Arc<Source>,
-    /// The tokens before it.
     output: Vec<TokenId>,
     state: State,
 }
@@ -272,14 +270,12 @@ impl Source {
 pub enum Next {
     /// Any token: the output has ended.
     Any,
-    /// One of these.
     Of(Arc<Allowed>),
     /// Nothing: the grammar does not allow what comes before.
     Nothing,
 }
 
 impl Place {
-    /// Goes on by a token.
     pub fn push(&mut self, token: TokenId, stop: &Stop) {
         self.output.push(token);
         let State::Within(walk) = &mut self.state else { return };
@@ -399,7 +395,6 @@ impl Allowed {
         });
     }
 
-    /// True if this token is in it.
     pub fn has(&self, token: TokenId) -> bool {
         let token = token as usize;
         token < self.0.len() && self.0.get(token)

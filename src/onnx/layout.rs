@@ -23,28 +23,23 @@ const HEAVY: usize = 32;
 /// Number of empty sets kept for following sequences.
 const KEPT_EMPTY: usize = 4;
 
-/// A slot of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotAddress {
-    /// Index of the set.
     pub set: usize,
     /// Index of the slot within its set.
     pub slot: usize,
 }
 
-/// The size of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetShape {
     /// Cache rows per lane, spare ones included.
     pub rows: usize,
-    /// Number of lanes.
     pub lanes: usize,
 }
 
 /// A step that the owner of the tensors has to take, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Create a zeroed set of this shape.
     Create(usize, SetShape),
     /// Free the tensors of a set.
     Drop(usize),
@@ -54,7 +49,6 @@ pub enum Step {
         from: SlotAddress,
         /// Slot that rows are copied to.
         to: SlotAddress,
-        /// Number of rows.
         rows: usize,
     },
 }
@@ -77,7 +71,6 @@ impl Set {
     }
 }
 
-/// All sequences and all sets.
 #[derive(Debug)]
 pub struct Layout {
     context: usize,
@@ -105,7 +98,6 @@ struct Group {
 }
 
 impl Group {
-    /// The set that holds it.
     fn shape(&self) -> SetShape {
         SetShape { rows: self.rows, lanes: self.lanes.len().next_power_of_two() }
     }
@@ -190,7 +182,6 @@ impl Layout {
         self.sets.get(set).and_then(Option::as_ref).map_or(&[], |set| set.slots.as_slice())
     }
 
-    /// The shape of a set.
     pub fn shape(&self, set: usize) -> Option<SetShape> {
         Some(self.sets.get(set)?.as_ref()?.shape)
     }

@@ -46,7 +46,6 @@ impl PositionNoise {
         SplitMix64::mix(self.mixed ^ SplitMix64::mix(self.choice | u64::from(token)))
     }
 
-    /// The noise of a hash, as in [`gumbel`].
     pub(crate) fn noise(hash: u64) -> f64 {
         -libm::log(-libm::log(uniform(hash)))
     }

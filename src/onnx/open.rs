@@ -12,7 +12,6 @@ pub enum DeviceChoice {
     /// CUDA where it works, else the CPU.
     #[default]
     Auto,
-    /// The CPU.
     Cpu,
     /// CUDA, or an error that names the missing part.
     Cuda,
@@ -27,7 +26,6 @@ impl DeviceChoice {
 /// Settings for opening a model.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Device that runs it.
     pub device: DeviceChoice,
     /// Maximum number of concurrent sequences in the cache.
     pub lanes: usize,
@@ -58,7 +56,6 @@ impl Default for Options {
 
 /// A model that is ready to run.
 pub struct Opened {
-    /// The model.
     pub model: Box<dyn Forward>,
     /// The device that it runs on and the reason, in one line.
     pub device: String,
@@ -121,7 +118,6 @@ pub enum OpenError {
     /// The folder has no graph, or several and none is identifiable as the one to use.
     #[error("{folder}: {reason}")]
     NoGraph {
-        /// Path of the folder.
         folder: String,
         /// The names that were expected and the graphs that were found.
         reason: NoGraph,
@@ -131,15 +127,11 @@ pub enum OpenError {
         "{path} was exported by another tool: it can be a drafter; what is served as a target has to be an \
          export of onnx/train/export.py, whose cache takes many sequences and the branches of a tree"
     )]
-    Foreign {
-        /// Path of the file.
-        path: String,
-    },
+    Foreign { path: String },
     /// The graph cannot be used: ONNX Runtime rejects it, or its inputs and outputs are not the
     /// expected ones.
     #[error("{path}: {reason}")]
     Graph {
-        /// Path of the file.
         path: String,
         /// The runtime's error, or the missing input or output.
         reason: String,
@@ -152,19 +144,14 @@ pub enum LibraryError {
     /// `ORT_DYLIB_PATH` names a file that does not exist.
     #[error("ORT_DYLIB_PATH names {0}, which does not exist")]
     Named(PathBuf),
-    /// It is at none of the searched paths.
     #[error(
         "ONNX Runtime was not found; `make` fetches it, or set ORT_DYLIB_PATH; searched:{}",
         list(searched)
     )]
-    Missing {
-        /// The searched paths, in order.
-        searched: Vec<PathBuf>,
-    },
+    Missing { searched: Vec<PathBuf> },
     /// A file was found that is not ONNX Runtime of a compatible version.
     #[error("{path} cannot be used as ONNX Runtime: {reason}")]
     Unfit {
-        /// Path of the library.
         path: PathBuf,
         /// The loader's error.
         reason: String,
@@ -195,7 +182,6 @@ pub enum DescriptionError {
     /// A file is missing or cannot be read.
     #[error("{path}: {error}")]
     Unreadable {
-        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         error: std::io::Error,
@@ -203,7 +189,6 @@ pub enum DescriptionError {
     /// A file is not JSON, or a member is missing or wrong.
     #[error("{path}: {error}")]
     Invalid {
-        /// Path of the file.
         path: PathBuf,
         /// The parser's error.
         error: serde_json::Error,

@@ -105,7 +105,6 @@ pub struct Paced {
     model: Box<dyn Forward>,
     pace: Pace,
     watch: Box<dyn Watch>,
-    /// The step so far.
     step: Batch,
     /// Time at which the last run was due to end, if the model has been busy since.
     due: Option<Tick>,
@@ -117,7 +116,6 @@ impl Paced {
         Self::by(model, pace, Box::new(SystemClock(Instant::now())))
     }
 
-    /// The model at this pace, on any clock.
     pub fn by(model: Box<dyn Forward>, pace: Pace, watch: Box<dyn Watch>) -> Self {
         Self { model, pace, watch, step: Batch::default(), due: None }
     }

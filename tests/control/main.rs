@@ -1,5 +1,5 @@
 //! The controller on simulated fleets: every table in this folder must meet its expectations.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod engine;
 mod fleet;

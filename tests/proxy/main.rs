@@ -1,6 +1,6 @@
 //! The proxy over real sockets, in front of fake engines and of a target whose every logit is
 //! known.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use foretell_fakes::{self as fakes, wire};
 

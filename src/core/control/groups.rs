@@ -68,7 +68,6 @@ impl Sample {
 /// A ratio with its 95 % confidence interval, which is valid however often it is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
-    /// Lower bound.
     pub low: f64,
     /// Best estimate: the geometric mean.
     pub middle: f64,
@@ -123,7 +122,6 @@ pub struct ProjectedSpeedup {
     pub gain: Interval,
     /// Basis of the costs of verify requests.
     pub basis: Basis,
-    /// Number of requests in it.
     pub requests: u64,
 }
 

@@ -20,11 +20,8 @@ pub const MIN_GAIN: f64 = 1.0 + MARGIN;
 pub struct Timed {
     /// Verification method of the draft.
     pub method: VerifyMethod,
-    /// Tokens of the context.
     pub context: usize,
-    /// Draft nodes in it.
     pub nodes: usize,
-    /// Seconds that it took.
     pub seconds: f64,
     /// Tokens that the engine computed for it; `None` if it does not report that.
     pub computed: Option<u32>,
@@ -49,9 +46,7 @@ pub struct Measured {
 /// Predicted speedup of one verification method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prospect {
-    /// The verification method.
     pub method: VerifyMethod,
-    /// Tokens of the context.
     pub context: usize,
     /// Probability that a drafted token is accepted.
     pub acceptance: f64,
@@ -173,7 +168,6 @@ fn near(one: usize, other: usize) -> bool {
 /// Seconds of verify requests with contexts of about the same length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
-    /// Tokens of the context.
     pub context: usize,
     /// Draft nodes and seconds, both ascending.
     pub points: Vec<(usize, f64)>,

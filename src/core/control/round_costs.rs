@@ -11,7 +11,6 @@ const GAP_TOKENS: f64 = 2.0;
 /// Costs of rounds by one method and context, in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoundCosts {
-    /// Cost of a plain token.
     pub token: f64,
     /// Cost of a token of the model drafter, and the part of it that makes a round longer.
     draft: f64,
@@ -20,7 +19,6 @@ pub struct RoundCosts {
     pub switch_in: f64,
     /// Extra cost of switching back.
     pub switch_out: f64,
-    /// Basis of the costs of rounds.
     pub basis: Basis,
     /// Seconds of a round by its nodes, for the request itself.
     calls: Vec<f64>,
@@ -96,7 +94,6 @@ impl RoundCosts {
         (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64
     }
 
-    /// The yield of `rounds` at these costs.
     pub fn value(&self, rounds: &Rounds) -> Value {
         rounds.value(&Prices {
             round: &|nodes, modelled| self.drafted(nodes, modelled),

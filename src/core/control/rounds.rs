@@ -37,7 +37,6 @@ pub struct Rounds {
     keep: f64,
 }
 
-/// A round, or a virtual one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Round {
     /// Nodes verified; without any it is a position without a draft.
@@ -63,7 +62,6 @@ pub struct Prices<'a> {
     /// Price of a round with this many nodes, for which the model drafter computed this many
     /// tokens.
     pub round: &'a dyn Fn(usize, f64) -> f64,
-    /// Price of a plain token.
     pub token: f64,
     /// Price of switching from speculation to plain decoding and back again.
     pub switches: f64,
@@ -74,7 +72,6 @@ pub struct Prices<'a> {
 pub struct Value {
     /// Rounds and positions without a draft, decayed.
     pub rounds: f64,
-    /// Tokens that they yielded.
     pub tokens: f64,
     /// Seconds that they would take.
     pub seconds: f64,
@@ -97,7 +94,6 @@ impl Rounds {
         }
     }
 
-    /// Notes a round.
     pub fn push(&mut self, round: Round) {
         let Round { nodes, modelled, tokens, weight } = round;
         let keep = self.keep.powf(weight);
@@ -118,7 +114,6 @@ impl Rounds {
         }
     }
 
-    /// As they are shared.
     pub(super) fn shared(&self) -> SharedRounds {
         let mut shared = SharedRounds { gaps: self.gaps, ..SharedRounds::default() };
         for (nodes, sum) in self.sums.iter().enumerate().filter(|(_, sum)| sum.rounds > 1e-3) {
@@ -130,7 +125,6 @@ impl Rounds {
         shared
     }
 
-    /// Rounds of others.
     pub(super) fn lent(shared: &SharedRounds) -> Self {
         let mut lent = Self { gaps: shared.gaps, ..Self::remembering(f64::MAX) };
         for (nodes, sum) in lent.sums.iter_mut().enumerate() {

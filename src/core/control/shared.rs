@@ -68,10 +68,8 @@ pub(super) fn add_all<K: Ord + Clone>(sums: &mut BTreeMap<K, Sum>, other: &BTree
     }
 }
 
-/// Rounds of a class as they are shared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SharedRounds {
-    /// Number of gaps.
     pub gaps: f64,
     /// By number of nodes: tokens that the rounds yielded, and rounds.
     pub tokens: BTreeMap<usize, Sum>,
@@ -96,7 +94,6 @@ type SharedClass = (String, usize, u64);
 pub struct SharedModel {
     /// Accepted and tried draft tokens: by drafter's name, and index in its row of cells.
     acceptance: BTreeMap<String, BTreeMap<usize, Sum>>,
-    /// Rounds by class.
     #[serde(with = "super::pairs")]
     classes: BTreeMap<SharedClass, SharedRounds>,
     /// Tokens of outputs, and outputs.
@@ -128,7 +125,6 @@ impl SharedModel {
         self.acceptance.is_empty() && self.classes.is_empty() && self.length == Sum::default()
     }
 
-    /// The own measurements of an epoch.
     fn of(epoch: &EpochState) -> Self {
         let mut shared = Self { length: epoch.length.shared(), ..Self::default() };
         for drafter in drafters(&epoch.models) {

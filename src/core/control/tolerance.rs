@@ -7,7 +7,6 @@ pub type Curve = Vec<(f64, f64)>;
 /// Tolerance of a lossy rule, 0 (exact) to 1: the product of two curves, capped.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tolerance {
-    /// Tolerance by sampling temperature.
     pub temperature: Curve,
     /// Factor by load, 0 to 1.
     pub load: Curve,

@@ -30,7 +30,6 @@ pub struct Match {
 struct State {
     /// Length of the state's longest string, tokens.
     len: u32,
-    /// Suffix link.
     link: u32,
     /// Token and target of the first edge; the target is [`NONE`] if there is none.
     token: TokenId,
@@ -243,7 +242,6 @@ impl Automaton {
         }
     }
 
-    /// Bytes on the heap, by what is allocated.
     pub fn heap_bytes(&self) -> usize {
         let table = self.index.allocation_size();
         let edges = self.edges.capacity() * size_of::<Edge>();

@@ -119,7 +119,6 @@ struct Following {
     /// Trigger and continuation in tokens, each with the index of the byte after it; empty until
     /// the trigger's last token ends.
     whole: Vec<(TokenId, usize)>,
-    /// The tokens of the rest.
     rest: Vec<TokenId>,
 }
 

@@ -31,7 +31,6 @@ pub struct Prediction {
     position: Position,
 }
 
-/// Position of the output in the prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Position {
     /// The token that is expected next.

@@ -9,7 +9,6 @@ use crate::units::TokenId;
 /// Parts of an output, as one delta of a chat holds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// Reasoning.
     pub reasoning: String,
     /// Content: text for the user.
     pub text: String,
@@ -18,7 +17,6 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Only content.
     pub fn content(text: String) -> Self {
         Self { text, ..Self::default() }
     }

@@ -51,7 +51,6 @@ impl Gate {
         }
     }
 
-    /// Its index in [`Self::ALL`].
     pub const fn position(self) -> usize {
         self as usize
     }

@@ -7,7 +7,6 @@ use super::whole::error;
 use super::{Called, signature, stopped, usage};
 use crate::translation::{self, End, Part, Stream, broken_off, write};
 
-/// Writes the events.
 #[derive(Debug)]
 pub struct Events {
     seed: u64,
@@ -104,7 +103,6 @@ mod tests {
         json!({ "id": "chatcmpl-1", "model": "m", "choices": [], "usage": used }).to_string()
     }
 
-    /// The data of all events.
     fn translated(chunks: &[String]) -> Vec<Value> {
         let (mut events, mut out) = (Events::stream(3), Vec::new());
         for data in chunks {

@@ -7,7 +7,6 @@ use crate::translation::{Thinking, Untranslated, refused, set, stream};
 /// Placement of system messages within the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// Where they stand.
     InPlace,
     /// Merged into the one at the beginning: many chat templates refuse any other.
     Merged,

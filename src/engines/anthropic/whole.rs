@@ -41,7 +41,6 @@ pub fn message(chat: &Value, seed: u64) -> Option<String> {
     Some(object(&members))
 }
 
-/// The JSON text of a block.
 fn block(part: &Part, text: &str, seed: u64) -> Option<String> {
     Some(match part {
         Part::Reasoning => {

@@ -28,7 +28,6 @@ use foretell_core::units::TokenId;
 
 /// Choices of a call, by attempt with another seed.
 const CHOICES: [u32; 4] = [8, 16, 32, 64];
-/// Tokens of a choice.
 const TOKENS: u32 = 8;
 /// Tokens of the prompt: fewer than a block, so that all answers are computed alike.
 const PROMPT: usize = 12;
@@ -106,7 +105,6 @@ pub type Heard = Option<(u16, Vec<u8>)>;
 /// The next thing to do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
-    /// The call to make.
     pub call: Call,
     /// It decides a disagreement: wait until the server is idle. Where it does not become idle, the
     /// answer is taken as none.
@@ -131,7 +129,6 @@ enum Form {
     Open,
 }
 
-/// The content of an answer.
 #[derive(Clone, Debug, PartialEq)]
 enum Content {
     /// The tokens of each choice, and whether it ended by itself.
@@ -258,7 +255,6 @@ impl Confirmer {
         self.heard.push(content);
     }
 
-    /// The engine with these defaults.
     pub fn end(mut self, engine: &mut Engine) {
         // What was not asked any more.
         while let Some(&topic) = self.topics.get(self.topic) {

@@ -15,7 +15,6 @@ pub struct Origin {
     /// `model`, on OpenAI's routes only: on other routes engines write another name for the same
     /// model.
     pub model: Option<String>,
-    /// `system_fingerprint`.
     pub fingerprint: Option<String>,
     /// `weight_version`; of vLLM's token endpoint the last of `weight_versions`.
     pub weights: Option<String>,

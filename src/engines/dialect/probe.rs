@@ -26,7 +26,6 @@ use script::{Script, Task};
 pub const TEXT: usize = 1_280;
 /// Tokens of a seeded run.
 const SEEDED: u32 = 12;
-/// The seeds of the seeded runs.
 const SEEDS: [u64; 2] = [20_011, 70_843];
 /// Token events after which a stream is left.
 const LEAVE: usize = 6;
@@ -44,7 +43,6 @@ const REFUSALS: u32 = 2;
 /// Number of a method's undecided answers after which the next one counts as a refusal.
 const CHANCES: u32 = 3;
 
-/// Bounds of a probe.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// Maximum calls of one probe.
@@ -71,14 +69,12 @@ pub enum Step {
     },
     /// Read the stream, and close it after `leave` events that carry tokens.
     Plain {
-        /// The call to be made.
         call: Call,
         /// Events with tokens after which to close the stream.
         leave: usize,
     },
 }
 
-/// Outcome of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProbeAnswer {
     /// The answers to a round, in the order of its calls.
@@ -127,7 +123,6 @@ pub struct Findings {
     pub unchecked: Option<String>,
     /// Verification methods that were given up, with the reason.
     pub removed: Vec<(VerifyMethod, String)>,
-    /// Notes for the operator.
     pub notes: Vec<String>,
     /// Number of calls made.
     pub calls: u32,
@@ -141,7 +136,6 @@ struct Pending {
     asked: VerifyRequest,
 }
 
-/// The probe of one engine.
 pub struct Prober {
     engine: Engine,
     bounds: Bounds,

@@ -3,7 +3,6 @@
 //! It can only restrict what policy and gates allow; it is removed before the request is sent to
 //! the backend.
 
-/// The name of the header.
 pub const NAME: &str = "x-foretell";
 
 /// The largest number of draft tokens in one round that any setting allows.

@@ -13,7 +13,6 @@ struct Member {
 /// The change to a member of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
-    /// It stays.
     Keep,
     /// It is removed, with its comma.
     Drop,

@@ -5,13 +5,10 @@ use serde_json::{Map, Value, json};
 /// The texts that an output may be.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Language {
-    /// Any JSON object.
     JsonObject,
-    /// JSON of this schema.
     Json(Value),
     /// The texts that this regular expression matches as a whole.
     Regex(String),
-    /// One of these texts.
     Choice(Vec<String>),
     /// A grammar in Lark's notation.
     Lark(String),
@@ -20,7 +17,6 @@ pub enum Language {
 /// The grammar that a request asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grammar {
-    /// The parameter that asks for it.
     pub parameter: &'static str,
     /// Texts that an output may be.
     pub language: Language,

@@ -16,9 +16,7 @@ const BYTES_PER_EVENT: u64 = 16;
 pub struct OutputTokens {
     /// Tokens that the server reported last.
     reported: Option<u64>,
-    /// Events with output.
     events: u64,
-    /// Bytes of output in them.
     bytes: u64,
     /// Bytes of the answer that could not be read.
     unread: u64,

@@ -69,7 +69,6 @@ impl Owner {
 
 /// A field that is read from a request, one per carried row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // each is the parameter of its name
 pub enum Field {
     Model,
     Prompt,

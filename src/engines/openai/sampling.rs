@@ -9,7 +9,6 @@ use foretell_core::units::TokenId;
 
 /// The sampling fields for which servers have defaults of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // each is the parameter of its name
 pub enum SamplingField {
     Temperature,
     TopP,

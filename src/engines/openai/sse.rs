@@ -187,7 +187,6 @@ impl Decoder {
     }
 }
 
-/// One event with this data.
 pub fn encode(data: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(data.len() + 8);
     for line in data.split('\n') {

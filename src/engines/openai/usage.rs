@@ -29,7 +29,6 @@ impl Path {
 /// `usage.foretell`: how the request was served.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpeculatedUsage<'a> {
-    /// Path by which it was served.
     pub path: Path,
     /// Reason why it was not speculated on, or not to the end; `None` if it was.
     pub reason: Option<&'a str>,
@@ -51,7 +50,6 @@ pub struct Counts {
     pub accepted: u32,
     /// Drift from the target's distribution charged for them, in total variation.
     pub drift: Ledger,
-    /// All output tokens.
     pub output_tokens: u32,
 }
 
@@ -104,7 +102,6 @@ impl Usage {
         Some(Self { base, prompt_tokens, prediction: None })
     }
 
-    /// Tokens of the prompt.
     pub fn prompt_tokens(&self) -> u64 {
         self.prompt_tokens
     }

@@ -12,7 +12,6 @@ use serde_json::{Map, Value as Json};
 /// How a family writes arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arguments {
-    /// JSON, passed on as it is.
     Json,
     Qwen3,
     Glm,
@@ -295,7 +294,6 @@ pub(super) fn has_function(tools: &[Json], function: &str) -> bool {
     tools.iter().any(|tool| tool.pointer("/function/name").and_then(Json::as_str) == Some(function))
 }
 
-/// Types that a schema allows.
 fn types(schema: &Json) -> Vec<&str> {
     let mut found = Vec::new();
     add_types(&mut found, schema);

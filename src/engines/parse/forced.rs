@@ -17,7 +17,6 @@ pub const CALL_GRAMMAR: u64 = 1;
 pub enum Forced {
     /// One or more, of any function that is offered (`required`).
     Any,
-    /// One of this function.
     Function(String),
 }
 

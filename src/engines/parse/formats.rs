@@ -3,7 +3,6 @@
 use super::deepseek::Layout;
 use super::grammar::{self, Grammar};
 
-/// Format of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ToolFormat {
     /// Hermes, Qwen 2.5 and the JSON of Qwen 3.
@@ -26,14 +25,12 @@ pub enum ToolFormat {
     DeepseekV32,
     /// DeepSeek V4.
     DeepseekV4,
-    /// gpt-oss.
     GptOss,
     /// Mistral, with the tokenizer's files of Hugging Face.
     Mistral,
 }
 
 impl ToolFormat {
-    /// Every format.
     pub const ALL: [Self; 12] = [
         Self::Hermes,
         Self::Qwen3Coder,
@@ -67,12 +64,10 @@ impl ToolFormat {
         }
     }
 
-    /// The usual name.
     pub fn name(self) -> &'static str {
         self.names().first().copied().unwrap_or("")
     }
 
-    /// The format that a name means.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.names().contains(&name))
     }
@@ -129,7 +124,6 @@ fn letters(mut random: u64) -> String {
     (0..9).map(|_| letter()).collect()
 }
 
-/// Format of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReasoningFormat {
     /// Qwen 3.
@@ -146,14 +140,12 @@ pub enum ReasoningFormat {
     MinimaxM2,
     /// DeepSeek V4.
     DeepseekV4,
-    /// gpt-oss.
     GptOss,
     /// Mistral, with the tokenizer's files of Hugging Face.
     Mistral,
 }
 
 impl ReasoningFormat {
-    /// Every format.
     pub const ALL: [Self; 9] = [
         Self::Qwen3,
         Self::DeepseekR1,
@@ -181,12 +173,10 @@ impl ReasoningFormat {
         }
     }
 
-    /// The usual name.
     pub fn name(self) -> &'static str {
         self.names().first().copied().unwrap_or("")
     }
 
-    /// The format that a name means.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.names().contains(&name))
     }

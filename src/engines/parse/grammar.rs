@@ -7,7 +7,6 @@
 
 use super::arguments::Arguments;
 
-/// State of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Text for the user.
@@ -16,9 +15,7 @@ pub(super) enum State {
     Reasoning,
     /// After the marker of a call, before its name: text is dropped.
     Preamble,
-    /// The name of a function.
     Name,
-    /// Arguments.
     Arguments,
     /// After a call, before the next: text is dropped.
     Between,
@@ -38,7 +35,6 @@ pub(super) enum Mark {
     /// Around all calls.
     SectionStart,
     SectionEnd,
-    /// Around one call.
     CallStart,
     CallEnd,
     /// Before a name, and after it.
@@ -65,7 +61,6 @@ pub(super) enum Tells {
     CallEnd,
 }
 
-/// From a state, by a marker, to a state.
 pub(super) type Step = (State, Mark, State, &'static [Tells]);
 
 /// A family's format.

@@ -4,7 +4,6 @@
 use super::python::{MAX_DEPTH, MAX_DIGITS, is_space};
 use super::steps;
 
-/// The text from the byte `at` on.
 fn behind(text: &str, at: usize) -> &str {
     text.get(at..).unwrap_or("")
 }
@@ -12,7 +11,6 @@ fn behind(text: &str, at: usize) -> &str {
 /// A search for the value after `"KEY"\s*:\s*`.
 #[derive(Clone, Debug)]
 pub(super) struct ValueSearch {
-    /// The key in its quotes.
     key: &'static str,
     /// The text is read up to this byte.
     read: usize,
@@ -77,7 +75,6 @@ impl ValueSearch {
     }
 }
 
-/// A search for the first `"name": "…"`.
 #[derive(Clone, Debug)]
 pub(super) struct NameSearch {
     values: ValueSearch,

@@ -52,13 +52,11 @@ fn special(token: TokenId) -> Option<Cow<'static, str>> {
 enum Part {
     Reasoning,
     Content,
-    /// A call of this function.
     Call(String),
     /// None: it is dropped.
     Nothing,
 }
 
-/// A header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Header {
     part: Part,
@@ -161,18 +159,14 @@ fn is_function(recipient: &str) -> bool {
     !is_other && !BUILT_IN.contains(&first)
 }
 
-/// Where the output is.
 #[derive(Clone, Debug)]
 enum Place {
     /// Before a message; all but its start is dropped.
     Between,
-    /// In a header, with its text.
     Header(String),
-    /// In a message.
     Message(Header),
 }
 
-/// News of a token.
 enum News {
     Nothing,
     Begin,
@@ -272,7 +266,6 @@ pub(super) struct Harmony {
     /// The server was started with the flag of reasoning, or of calls; without it they are dropped.
     tells_reasoning: bool,
     tells_calls: bool,
-    /// Calls that have begun.
     calls: u32,
     reasoning_tokens: u64,
 }

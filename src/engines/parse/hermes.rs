@@ -78,7 +78,6 @@ impl Region {
         Some(name)
     }
 
-    /// Place of the arguments.
     fn arguments(&mut self) -> Option<usize> {
         if self.arguments.is_none() {
             self.arguments = self.values.next(self.raw.get(..self.solid)?);
@@ -93,7 +92,6 @@ pub(super) struct Hermes {
     /// Text that may become a marker: before the first call, or between two.
     held: String,
     region: Option<Region>,
-    /// Calls begun.
     calls: u32,
     /// A closed call without a name: the server never gets past it.
     is_stuck: bool,

@@ -155,7 +155,6 @@ impl Llama {
         true
     }
 
-    /// A call that has ended.
     fn call(&mut self, value: Value, parsed: &mut Parsed) {
         let index = self.calls;
         self.calls += 1;
@@ -217,7 +216,6 @@ fn first_name(object: &str) -> Result<&str, NoName> {
     if name.is_empty() || name.contains('\\') { Err(NoName::Ever) } else { Ok(name) }
 }
 
-/// Content and calls of a whole output.
 pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
     let content = || Ok((Some(output.to_owned()), Vec::new()));
     let mut calls = Vec::new();

@@ -49,7 +49,6 @@ struct Slot {
     /// A name inside the arguments.
     inner_name: NameSearch,
     text_keys: Option<Vec<String>>,
-    /// JSON that was sent.
     sent: String,
     /// The last argument is a text that goes on, and no tag begins in it before this byte of
     /// `arguments`: what comes is added to `sent` without converting all of it again.
@@ -180,7 +179,6 @@ impl Machine {
         if events.is_empty() && self.later.is_empty() { Parsed::default() } else { self.parsed(events, true) }
     }
 
-    /// Reasoning and content of a whole output.
     pub fn whole_reasoning(mut self, output: &str) -> (Option<String>, Option<String>) {
         let mut events = Vec::new();
         self.feed(&mut events, None, output);

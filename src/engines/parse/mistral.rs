@@ -38,9 +38,7 @@ enum Place {
     Name,
     BeforeArguments,
     Arguments,
-    /// Between objects.
     Between,
-    /// Behind all: content.
     Behind,
 }
 
@@ -132,7 +130,6 @@ impl Mistral {
         parsed
     }
 
-    /// Takes a piece.
     fn take(&mut self, piece: &str, parsed: &mut Parsed) {
         let was_in_arguments = self.place == Place::Arguments;
         let mut is_argument = was_in_arguments;
@@ -185,7 +182,6 @@ impl Mistral {
         }
     }
 
-    /// The begin of an object.
     fn begin(&mut self) {
         self.place = Place::Key;
         self.calls += 1;

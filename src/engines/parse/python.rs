@@ -15,7 +15,6 @@ pub(super) const MAX_DEPTH: usize = 200;
 /// More digits than this are an error of another kind in Python (`int` from a string).
 pub(super) const MAX_DIGITS: usize = 4_300;
 
-/// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     Null,
@@ -28,7 +27,6 @@ pub(super) enum Value {
     Object(Vec<(String, Value)>),
 }
 
-/// Why there is no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unread {
     /// Python says `JSONDecodeError`.
@@ -44,14 +42,12 @@ pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// `str.strip()`.
 pub(super) fn strip(text: &str) -> &str {
     let stripped = text.trim_matches(is_space);
     steps::read(text.len() - stripped.len());
     stripped
 }
 
-/// `str.rstrip()`.
 pub(super) fn strip_end(text: &str) -> &str {
     let stripped = text.trim_end_matches(is_space);
     steps::read(text.len() - stripped.len());
@@ -79,7 +75,6 @@ pub(super) fn load_first(text: &str) -> Result<First<'_>, Unread> {
     Ok(First { value, rest: reader.rest, is_plain: reader.is_plain })
 }
 
-/// `json.loads`.
 pub(super) fn load(text: &str) -> Result<Value, Unread> {
     let mut reader = Reader::new(text);
     reader.skip();
@@ -150,7 +145,6 @@ fn write_value(out: &mut String, value: &Value) {
     }
 }
 
-/// A string with its quotes.
 fn write_text(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {
@@ -456,7 +450,6 @@ impl Fields {
         self.list.push((name, value));
     }
 
-    /// The field that was new last.
     pub fn last(&self) -> Option<&(String, Value)> {
         self.list.last()
     }

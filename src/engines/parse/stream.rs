@@ -13,7 +13,6 @@ use super::think::Think;
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
 
-/// The reasoning parser.
 #[derive(Clone, Debug)]
 pub(super) enum Reasoning {
     Machine(Box<Machine>),
@@ -76,7 +75,6 @@ impl Calls {
 pub(super) enum Count {
     /// Not at all: no reasoning parser.
     None,
-    /// As the machine saw them.
     Machine,
     /// By ids: the machine of reasoning is never fed.
     Ids(Box<Counter>),
@@ -84,7 +82,6 @@ pub(super) enum Count {
     Think(Think, u32, u64),
 }
 
-/// The parser of a stream.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
     pub reasoning: Option<Reasoning>,

@@ -15,7 +15,6 @@ pub struct Match {
     pub models: Option<Vec<Glob>>,
     /// Patterns of backend names.
     pub backends: Option<Vec<Glob>>,
-    /// Tenant names.
     pub tenants: Option<Vec<String>>,
     /// APIs that the client asks by.
     pub routes: Option<Vec<Api>>,
@@ -30,9 +29,7 @@ pub struct Match {
 /// A closed interval; `None` leaves a side unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bounds {
-    /// Minimum.
     pub min: Option<f64>,
-    /// Maximum.
     pub max: Option<f64>,
 }
 
@@ -67,7 +64,6 @@ pub struct Subject<'a> {
     pub api: Api,
     /// Headers sent by the client.
     pub headers: &'a HeaderMap,
-    /// Effective temperature.
     pub temperature: Fact<f64>,
     /// Length of the prompt, tokens; may be an estimate.
     pub prompt_tokens: usize,

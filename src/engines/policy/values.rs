@@ -9,7 +9,6 @@ use sha2::{Digest, Sha256};
 pub struct Glob(String);
 
 impl Glob {
-    /// From the text of the pattern.
     pub fn new(pattern: &str) -> Self {
         Self(pattern.to_owned())
     }

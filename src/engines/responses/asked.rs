@@ -49,7 +49,6 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Of the members of a request.
     pub(super) fn of(request: &Map<String, Value>) -> Self {
         let given = |name: &str| request.get(name).filter(|value| !value.is_null()).cloned();
         let member = |name: &str| (name.to_owned(), given(name).unwrap_or_default());
@@ -100,7 +99,6 @@ impl Asked {
         }
     }
 
-    /// The response with this output, in this state.
     pub(super) fn response(&self, state: &State, output: Vec<Value>, usage: Option<&Value>) -> Value {
         let mut response = self.response.clone();
         set(&mut response, "status", json!(state.name()));
@@ -126,7 +124,6 @@ impl Asked {
 pub(super) enum State {
     InProgress,
     Completed,
-    /// With the reason.
     Incomplete(&'static str),
     /// With words for the client.
     Failed(String),
@@ -143,7 +140,6 @@ impl State {
         }
     }
 
-    /// The name in the API.
     pub fn name(&self) -> &'static str {
         match self {
             Self::InProgress => "in_progress",

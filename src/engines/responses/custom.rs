@@ -12,7 +12,6 @@ pub(super) fn is_free(tool: &Value) -> bool {
     format.is_none_or(|format| format.get("type").is_some_and(|kind| kind == "text"))
 }
 
-/// The function for such a tool.
 pub(super) fn function(tool: &Value) -> Map<String, Value> {
     let input = json!({ "type": "string", "description": "The freeform text payload for this tool." });
     let parameters = json!({

@@ -9,7 +9,6 @@ use super::error_words;
 use super::item::{Kind, item, logprobs, streamed_logprobs};
 use crate::translation::{self, End, Part, Stream, digits, set, write};
 
-/// Writes the events.
 #[derive(Debug)]
 pub struct Events {
     asked: Asked,

@@ -8,11 +8,8 @@ use serde_json::{Map, Value, json};
 use super::custom;
 use crate::translation::{Thinking, Untranslated, passed, refused, set};
 
-/// The messages.
 pub(super) struct Messages {
-    /// As a chat has them.
     pub chat: Vec<Value>,
-    /// The last one is to be continued.
     pub continues: bool,
 }
 

@@ -6,7 +6,6 @@ use super::asked::Asked;
 use super::custom::Growing;
 use crate::translation::{Part, digits, set};
 
-/// Kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Reasoning,
@@ -25,7 +24,6 @@ impl Kind {
         }
     }
 
-    /// The id of the item with this number.
     pub fn id(self, seed: u64, number: u64) -> String {
         let prefix = match self {
             Self::Reasoning => "rs",

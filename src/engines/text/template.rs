@@ -28,7 +28,6 @@ const STACK: usize = 256 << 20;
 /// Maximum spaces by which JSON is indented.
 const INDENT: usize = 16;
 
-/// The chat template of a model.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,

@@ -18,7 +18,6 @@ const IDS: usize = 1 << 22;
 /// A token of an encoded text, and its end in the text, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Token id.
     pub token: TokenId,
     /// One past its last byte. Tokens that share a character between them all end with it.
     pub end: usize,

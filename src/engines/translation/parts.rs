@@ -16,46 +16,37 @@ use crate::openai::sse::DONE;
 /// The fault of a stream whose calls cannot be told apart.
 const MIXED: &str = "the engine went on with a call that had ended";
 
-/// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Reasoning.
     Reasoning,
-    /// Content.
     Text,
     /// A call of a tool; its text is its arguments.
     Call(Call),
 }
 
-/// A call of a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Number among the answer's calls.
     pub index: u64,
     /// Id by which its result will name it.
     pub id: String,
-    /// Name of the tool.
     pub name: String,
 }
 
 /// The facts that a chat's answer tells when it ends.
 #[derive(Clone, Debug, Default)]
 pub struct End {
-    /// Its `finish_reason`.
     pub finish: String,
     /// The stop that it names, see [`STOPS`].
     pub stop: Value,
-    /// Its `usage`.
     pub usage: Option<Value>,
     /// Arguments of its last call.
     pub arguments: Option<String>,
 }
 
-/// The events of an API.
 pub trait Events {
     /// The answer begins with this event of the chat.
     fn begin(&mut self, chunk: &Value, out: &mut Vec<u8>);
-    /// A part begins.
     fn open(&mut self, part: &Part, out: &mut Vec<u8>);
     /// `piece` is added to a part, and `text` is all of it by then; `logprobs` are those of the
     /// piece.
@@ -75,7 +66,6 @@ pub struct Stream<E> {
     seed: u64,
     begun: bool,
     over: bool,
-    /// The open part, and its text.
     open: Option<(Part, String)>,
     /// Text that came while a call was open.
     pending: String,
@@ -268,7 +258,6 @@ fn number(call: &Value) -> u64 {
     call.get("index").and_then(Value::as_u64).unwrap_or_default()
 }
 
-/// The stop that a choice names.
 pub(crate) fn stop(choice: &Value) -> Option<&Value> {
     STOPS.into_iter().find_map(|name| choice.get(name))
 }
@@ -310,7 +299,6 @@ mod tests {
 
     use super::*;
 
-    /// Writes one word for each event.
     #[derive(Debug, Default)]
     struct Words;
 

@@ -17,7 +17,6 @@ const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// A file of the page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct File {
     path: &'static str,
@@ -38,7 +37,6 @@ const FILES: [File; 9] = [
     File { path: "/switches.js", kind: SCRIPT, text: include_str!("page/switches.js") },
 ];
 
-/// The file of the page at this path.
 pub(super) fn file(path: &str) -> Option<File> {
     FILES.into_iter().find(|file| file.path == path)
 }

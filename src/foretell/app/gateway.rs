@@ -44,7 +44,6 @@ pub enum Ended {
     AtOnce,
 }
 
-/// A running gateway.
 pub struct Gateway {
     /// Addresses on which clients are served.
     pub addresses: Vec<SocketAddr>,

@@ -23,7 +23,6 @@ pub enum LocalError {
     /// The address is not free.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// The address.
         address: SocketAddr,
         /// The system's error.
         source: std::io::Error,

@@ -17,7 +17,6 @@ pub struct About {
     pub foretell: String,
     /// Name and version of the engine; empty if it was not recognised.
     pub engine: String,
-    /// The requested model.
     pub model: String,
     /// Root URL of the server itself.
     pub direct: String,

@@ -11,12 +11,10 @@
 pub enum Side {
     /// Without Foretell.
     Direct,
-    /// Through Foretell.
     Through,
 }
 
 impl Side {
-    /// Name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -24,7 +22,6 @@ impl Side {
         }
     }
 
-    /// The other side.
     #[must_use]
     pub const fn other(self) -> Self {
         match self {
@@ -37,7 +34,6 @@ impl Side {
 /// One block of prompts, sent to one side and then to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alternation {
-    /// The side that is called first.
     pub first: Side,
     /// Indices into the workload; both sides get the same prompts.
     pub prompts: Vec<usize>,

@@ -18,7 +18,6 @@ type Inked = (char, bool);
 /// Capabilities of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Canvas {
-    /// Width, in columns.
     pub width: usize,
     /// True if colours may be used.
     pub colour: bool,
@@ -27,7 +26,6 @@ pub struct Canvas {
 }
 
 impl Canvas {
-    /// For a terminal of this width.
     pub const fn terminal(width: usize, colour: bool) -> Self {
         Self { width, colour, lines: 14 }
     }

@@ -60,7 +60,6 @@ pub struct About {
     pub device: String,
     /// Factor by which its depth was multiplied; 1 means as trained.
     pub inflate: u32,
-    /// Names of the drafters.
     pub drafters: Vec<String>,
 }
 

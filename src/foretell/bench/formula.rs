@@ -12,7 +12,6 @@ use super::probed::Probed;
 /// Sums over the `usage.foretell` objects of many answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounds {
-    /// Number of rounds.
     pub rounds: u64,
     /// Number of tokens drafted.
     pub drafted: u64,

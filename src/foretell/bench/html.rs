@@ -255,7 +255,6 @@ pub fn table(rows: &[Vec<String>]) -> String {
     html + "</table>"
 }
 
-/// Text as HTML.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

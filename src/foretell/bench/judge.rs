@@ -34,7 +34,6 @@ impl Judge {
         self.server.is_none()
     }
 
-    /// True if the output of a prompt loops.
     pub async fn loops(&mut self, prompt: &str, output: &str, model: &str) -> bool {
         match (self.tokens(prompt, model).await, self.tokens(output, model).await) {
             (Some(prompt), Some(output)) => looping::loops(&prompt, &output),

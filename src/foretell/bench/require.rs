@@ -17,7 +17,6 @@ pub struct Requirement {
     value: f64,
 }
 
-/// A figure of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Figure {
     Ratio,

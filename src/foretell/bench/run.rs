@@ -48,7 +48,6 @@ pub struct Bench {
     pub entry: Entry,
 }
 
-/// Source of the costs in the formula.
 #[derive(Clone, Debug)]
 pub struct CostSource {
     /// Metrics page of Foretell, which reports drafting times.

@@ -31,7 +31,6 @@ impl Default for Durations {
 }
 
 impl Durations {
-    /// Records one duration.
     pub fn record(&mut self, duration: Duration) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         if let Some(histogram) = &mut self.0 {

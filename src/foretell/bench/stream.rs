@@ -39,7 +39,6 @@ impl Events {
     }
 }
 
-/// An event and the time of its arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Time since the request was sent.
@@ -59,16 +58,13 @@ pub struct Piece {
     pub tokens: usize,
 }
 
-/// A complete answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
-    /// The output text.
     pub text: String,
     /// Events with output text, in order.
     pub pieces: Vec<Piece>,
     /// Time from sending the request to the last event of any kind.
     pub last: Duration,
-    /// `finish_reason` of the answer.
     pub finish: String,
     /// Number of output tokens as counted by the server.
     pub completion_tokens: u64,
@@ -76,7 +72,6 @@ pub struct Answer {
     pub foretell: Option<ForetellUsage>,
 }
 
-/// The `usage.foretell` object of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ForetellUsage {
     /// Path of the request: `speculated`, `plain` or `relayed`.
@@ -84,7 +79,6 @@ pub struct ForetellUsage {
     /// Reason for which it was not speculated on, or no longer.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Number of rounds.
     #[serde(default)]
     pub rounds: u64,
     /// Number of tokens drafted.

@@ -16,12 +16,10 @@ pub struct Pair {
     pub prompt: usize,
     /// The answer without Foretell.
     pub direct: Result<Answer, Failure>,
-    /// The answer through Foretell.
     pub through: Result<Answer, Failure>,
 }
 
 impl Pair {
-    /// The answer of one side.
     pub const fn of(&self, side: Side) -> &Result<Answer, Failure> {
         match side {
             Side::Direct => &self.direct,
@@ -37,7 +35,6 @@ impl Pair {
 /// The measurements of one run.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// Name of the workload.
     pub workload: String,
     /// Number of concurrent clients.
     pub concurrency: usize,
@@ -45,7 +42,6 @@ pub struct Measured {
     pub temperature: f64,
     /// True if both sides must give the same text: at temperature 0, or with seeds.
     pub comparable: bool,
-    /// The pairs of each alternation.
     pub alternations: Vec<Vec<Pair>>,
     /// Times counted by the servers during the run.
     pub costs: Result<Costs, Unknown>,
@@ -58,7 +54,6 @@ pub struct Measured {
 pub struct Looping {
     /// Without Foretell.
     pub direct: Option<f64>,
-    /// Through Foretell.
     pub through: Option<f64>,
     /// Loops were found by words, because no token ids were available.
     pub by_words: bool,
@@ -84,7 +79,6 @@ pub struct Gaps {
     pub p99: Option<f64>,
 }
 
-/// The figures of one side.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Speed of one client: sum of output tokens ÷ sum of times from request to last event.
@@ -107,7 +101,6 @@ pub struct Figures {
 /// The figures of one run, a line of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Run {
-    /// Name of the workload.
     pub workload: String,
     /// Number of concurrent clients.
     pub concurrency: usize,
@@ -115,7 +108,6 @@ pub struct Run {
     pub temperature: f64,
     /// Figures without Foretell.
     pub direct: Figures,
-    /// Figures through Foretell.
     pub through: Figures,
     /// Ratio of the speeds, through ÷ direct, over alternations.
     pub ratio: Interval,

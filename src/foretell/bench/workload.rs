@@ -39,7 +39,6 @@ pub struct Prompt {
 /// Changes made to every request body of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings<'a> {
-    /// Replaces the temperature.
     pub temperature: f64,
     /// Replaces the output limit, tokens; `None` keeps it.
     pub max_tokens: Option<u32>,
@@ -55,24 +54,19 @@ pub enum Error {
     /// The file cannot be read.
     #[error("{path}: {source}")]
     Read {
-        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
     },
-    /// A line is not `{"route", "body"}`.
     #[error(
         "{file}:{line}: {reason}; expected {{\"route\": \"completions\" or \"chat\", \"body\": {{the request}}}} on each line"
     )]
     Line {
-        /// Path of the file.
         file: String,
         /// Line number, counted from 1.
         line: usize,
-        /// The error in the line.
         reason: String,
     },
-    /// There is no prompt.
     #[error("{file}: no prompts")]
     Empty {
         /// Path of the file or the folder.

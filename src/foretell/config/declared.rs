@@ -126,7 +126,6 @@ impl Slot {
         slot
     }
 
-    /// The schema.
     pub fn schema(&self) -> Value {
         let entry = self.0.borrow();
         let mut schema = match &entry.shape {
@@ -172,7 +171,6 @@ impl Slot {
     }
 }
 
-/// A schema as the text of a file.
 pub fn text(schema: &Value) -> String {
     format!("{schema:#}\n")
 }

@@ -15,7 +15,6 @@ use crate::http::is_callable;
 
 type Read<T> = Box<dyn Fn(&Node) -> Result<T, Refusal>>;
 
-/// A kind of value.
 pub struct Kind<T> {
     read: Read<T>,
     /// A value as a file would have it.
@@ -79,14 +78,12 @@ pub fn form<T: 'static>(
     Kind::new(json!({ "type": "string", "pattern": pattern }), read)
 }
 
-/// A path.
 pub fn path() -> Kind<PathBuf> {
     let read =
         |node: &Node| text_of(node).map(PathBuf::from).map_err(|_| Refusal::new("wrong type", "a path"));
     Kind::new(json!({ "type": "string", "minLength": 1 }), read)
 }
 
-/// One of these words.
 pub fn word<T: Copy + PartialEq>(words: &'static [(&'static str, T)]) -> Kind<T> {
     word_or_hint(words, &[])
 }
@@ -122,7 +119,6 @@ pub fn between(least: impl Display, most: impl Display) -> String {
     format!("{least} to {most}")
 }
 
-/// A whole number in an inclusive range.
 pub fn whole<T: TryFrom<i64> + Display>(range: RangeInclusive<i64>) -> Kind<T> {
     let schema = json!({ "type": "integer", "minimum": range.start(), "maximum": range.end() });
     let read = move |node: &Node| {
@@ -135,7 +131,6 @@ pub fn whole<T: TryFrom<i64> + Display>(range: RangeInclusive<i64>) -> Kind<T> {
     Kind::new(schema, read).shown(|value: &T| json!(value.to_string().parse::<i64>().ok()))
 }
 
-/// A number in an inclusive range.
 pub fn number(range: RangeInclusive<f64>) -> Kind<f64> {
     let schema = json!({ "type": "number", "minimum": range.start(), "maximum": range.end() });
     let read = move |node: &Node| {

@@ -11,7 +11,6 @@ pub const DOCUMENT: &str = "(document)";
 /// Stands in a sentence for the value that was found, which may have to be hidden.
 pub const GOT: &str = "{got}";
 
-/// One problem with one setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The file, or the flag or environment variable, that has the setting.
@@ -20,7 +19,6 @@ pub struct Problem {
     pub line: Option<u64>,
     /// Path in the document, such as `backends[0].replicas`; [`DOCUMENT`] is the whole document.
     pub path: String,
-    /// Description of the problem.
     pub message: String,
     /// The values that are allowed; empty if the message is the whole sentence.
     pub allowed: String,

@@ -286,7 +286,6 @@ impl LogFormat {
 
 /// Lowest level that is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // the five levels of `tracing`
 pub enum LogLevel {
     Error,
     Warn,

@@ -36,7 +36,6 @@ pub struct Section<'n> {
 /// A value of the document and its path.
 #[derive(Clone)]
 pub struct Item<'n> {
-    /// The value.
     pub node: &'n Node,
     /// Path of the value, such as `backends[0].name`; empty for the root.
     pub path: String,
@@ -353,7 +352,6 @@ impl<'n> Section<'n> {
         Some(named)
     }
 
-    /// Records that `key` names the file `named`.
     pub fn names(&self, key: &str, kind: FileKind, named: &Path) {
         self.problems.name(Named {
             path: named.to_owned(),

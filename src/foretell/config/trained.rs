@@ -17,11 +17,9 @@ const NAME: &str = "trained.json";
 pub struct Origin {
     /// Time of its training, Unix seconds.
     pub at: u64,
-    /// Fingerprint of its vocabulary.
     pub vocabulary: String,
     /// The tenants of its requests; `None` for those without one.
     pub tenants: Vec<Option<String>>,
-    /// Number of its requests.
     pub requests: u64,
 }
 

@@ -19,13 +19,11 @@ pub enum Unmeasured {
     /// It is no number with a unit of time.
     #[error("not a duration: write a whole number and ms, s, m or h, such as 200ms or 30s")]
     NoDuration,
-    /// The duration is too long.
     #[error("longer than 87600h, ten years: write a shorter duration")]
     TooLong,
     /// It is no number with a unit of size.
     #[error("not a size: write a whole number and B, KiB, MiB or GiB, such as 512MiB")]
     NoSize,
-    /// The size is too large.
     #[error("larger than 1048576GiB: write a smaller size")]
     TooLarge,
 }

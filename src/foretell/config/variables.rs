@@ -88,7 +88,6 @@ fn is_one_variable(written: &str) -> bool {
     written.starts_with("${") && written.find('}') == Some(written.len() - 1)
 }
 
-/// The YAML value of this text.
 fn scalar(text: &str) -> Value {
     if text.is_empty() {
         return Value::Null;

@@ -23,13 +23,11 @@ const ALIASED: usize = 50_000;
 pub struct Node {
     /// Line, counted from 1; 0 if it is not known.
     pub line: u64,
-    /// The value.
     pub value: Value,
     /// The texts, if environment variables were substituted in the value.
     pub substituted: Option<Substituted>,
 }
 
-/// An empty document.
 pub const EMPTY: Node = Node { line: 0, value: Value::Null, substituted: None };
 
 /// A text in which environment variables were substituted.
@@ -41,36 +39,28 @@ pub struct Substituted {
     pub text: String,
 }
 
-/// A value of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// `null`, or no value.
     Null,
     /// `true` or `false`; no other word is read as one.
     Bool(bool),
-    /// A whole number.
     Whole(i64),
-    /// Any other number.
     Number(f64),
-    /// A text.
     Text(String),
-    /// A list.
     List(Vec<Node>),
     /// A map in the order of the file; a key may occur more than once, for the reader to report.
     Map(Vec<(Key, Node)>),
 }
 
-/// A key and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
-    /// The key.
     pub name: String,
     /// Counted from 1.
     pub line: u64,
 }
 
 impl Node {
-    /// A value on this line.
     const fn new(line: u64, value: Value) -> Self {
         Self { line, value, substituted: None }
     }

@@ -15,7 +15,6 @@ use super::models::Fit;
 use super::replica::{InvalidUrl, Replica, ReplicaKey, ReplicaSettings};
 use crate::random::SharedSplitMix64;
 
-/// The replicas of one backend.
 #[derive(Debug)]
 pub(super) struct Backend {
     /// Each address of the configuration; one with `discover` stands for the addresses that it

@@ -66,7 +66,6 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    /// The current state.
     pub const fn state(&self) -> BreakerState {
         match self.inner {
             Inner::Closed { .. } => BreakerState::Closed,

@@ -26,7 +26,6 @@ pub trait Resolve: fmt::Debug + Send + Sync {
     fn resolve(&self, name: &str) -> Resolving;
 }
 
-/// The system's resolver.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 

@@ -31,7 +31,6 @@ pub enum SendError {
         /// The cause that the system reports.
         detail: String,
     },
-    /// Connecting took too long.
     #[error(
         "connecting to backend `{backend}` at {url} took too long (TLS included, where the address is https)"
     )]
@@ -64,7 +63,6 @@ pub enum SendError {
         /// the request was sent.
         reused: bool,
     },
-    /// Another process than the one that the request belongs to answers at its address.
     #[error(
         "another process answers at the address of backend `{backend}` than the one that the request belongs to"
     )]
@@ -90,10 +88,7 @@ pub enum SendError {
     },
     /// The client's own body broke off.
     #[error("the request body ended early: {detail}")]
-    RequestBody {
-        /// The error of the body.
-        detail: String,
-    },
+    RequestBody { detail: String },
     /// The client's own body stalled.
     #[error(transparent)]
     RequestSilent(Silent),
@@ -113,7 +108,6 @@ pub enum SendError {
 /// The kinds of [`SendError`], for metrics and for the choice of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendErrorKind {
-    /// No connection.
     Connect,
     /// Connecting, or the first byte, took too long.
     Timeout,
@@ -129,7 +123,6 @@ pub enum SendErrorKind {
 }
 
 impl SendErrorKind {
-    /// The `code` of the error body.
     pub const fn code(self) -> &'static str {
         match self {
             Self::Connect => "backend_unreachable",
@@ -143,7 +136,6 @@ impl SendErrorKind {
 }
 
 impl SendError {
-    /// The kind of the failure.
     pub fn kind(&self) -> SendErrorKind {
         match self {
             Self::Connect { .. } => SendErrorKind::Connect,
@@ -159,7 +151,6 @@ impl SendError {
         }
     }
 
-    /// The `code` of the error body.
     pub fn code(&self) -> &'static str {
         match self {
             Self::RequestSilent(_) => REQUEST_TIMEOUT,

@@ -21,7 +21,6 @@ const UNREADABLE: u32 = 100;
 const MOST: u32 = 2 * UNREADABLE;
 /// The first pause; doubled after each failed trial.
 const FIRST_PAUSE: Duration = Duration::from_mins(5);
-/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 /// The first calls to one replica, by route.
@@ -36,7 +35,6 @@ pub struct FirstCalls {
 /// Requests of one route that are passed through because answers could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedThrough {
-    /// The route.
     pub route: Route,
     /// Cause of the last unreadable answer.
     pub cause: String,
@@ -161,7 +159,6 @@ struct Account {
     /// First calls under way, which may take credit.
     in_flight: u32,
     refused_until: Option<Instant>,
-    /// The next pause.
     pause: Duration,
     cause: String,
 }

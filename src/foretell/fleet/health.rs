@@ -22,7 +22,6 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// Restrictions on new requests to a replica, least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HealthState {
-    /// No restriction.
     Ready,
     /// It refuses no connection and answers nothing. Unlike the others it may still answer what is
     /// sent now.
@@ -31,7 +30,6 @@ pub enum HealthState {
     Down,
     /// Its breaker is open, or half open with a trial under way.
     Broken,
-    /// The operator disabled it.
     Disabled,
 }
 
@@ -48,12 +46,9 @@ impl HealthState {
     }
 }
 
-/// The last error at a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError {
-    /// The error, for the operator.
     pub text: String,
-    /// Time of the error.
     pub at: SystemTime,
 }
 
@@ -75,7 +70,6 @@ pub(super) enum Outcome {
     Reached,
     /// No information: the client was at fault, or has left.
     Undecided,
-    /// It failed, with the cause.
     Failed(Failing, String),
 }
 
@@ -113,7 +107,6 @@ impl Failing {
     }
 }
 
-/// The health of one replica.
 #[derive(Debug)]
 pub(super) struct Health {
     /// The replica's name and address, for the log.
@@ -236,7 +229,6 @@ impl Health {
         if self.is_silent() { BreakerState::Open } else { self.by_failures() }
     }
 
-    /// The state of the breaker by failures alone.
     fn by_failures(&self) -> BreakerState {
         let state = BreakerState::ALL.get(usize::from(self.state.load(Ordering::Relaxed)));
         state.copied().unwrap_or(BreakerState::Open)

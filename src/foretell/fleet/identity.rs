@@ -62,7 +62,6 @@ pub struct Identity {
     pub epoch: Epoch,
     /// The recognised engine: dialect, verification methods, limits.
     pub engine: Arc<Engine>,
-    /// The tokenizer of its model.
     pub tokenizer: Arc<Tokenizer>,
     /// Verify requests under way, and cache hits of verify rounds.
     pub rounds_seen: Arc<RoundsSeen>,
@@ -159,14 +158,12 @@ pub enum Renderer {
     /// The replica itself, if it can.
     #[default]
     Itself,
-    /// None.
     Never,
     /// Another server.
     Other(Arc<Replica>),
 }
 
 impl Renderer {
-    /// The other server, if it is one.
     pub fn other(&self) -> Option<&Arc<Replica>> {
         match self {
             Self::Other(server) => Some(server),

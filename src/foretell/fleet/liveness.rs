@@ -23,10 +23,11 @@ const UNANSWERED: u32 = 2;
 /// Result of a look at a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
-    /// Nothing is to be done.
     Nothing,
     /// A question is due. `again`: the one before was not answered.
-    Ask { again: bool },
+    Ask {
+        again: bool,
+    },
     /// It was silent, and has answered.
     Returned,
 }

@@ -19,9 +19,7 @@ pub struct ModelName {
 pub enum Fit {
     /// The id itself.
     Exact,
-    /// An alias.
     Alias,
-    /// A glob.
     Glob,
 }
 

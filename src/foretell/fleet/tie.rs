@@ -25,7 +25,6 @@ impl Tie {
         Self { page, names: Box::new(names) }
     }
 
-    /// The page to request.
     pub(super) fn page(&self) -> &Uri {
         &self.page
     }
@@ -39,7 +38,6 @@ impl Tie {
 /// Extension of a request that must reach this process or none.
 #[derive(Clone, Debug)]
 pub struct Tied {
-    /// The process.
     pub to: Arc<Tie>,
     /// True if a new connection may take as long to identify its process as the caller waits for
     /// the answer: a busy server sends its page late. Otherwise the limit is `connect_timeout`.

@@ -21,26 +21,13 @@ use pair::Pair;
 pub enum TlsError {
     /// A file cannot be read as PEM.
     #[error("{path}: {error}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The fault.
-        error: pem::Error,
-    },
+    File { path: PathBuf, error: pem::Error },
     /// A file holds no certificate.
     #[error("{path}: no certificate in it")]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
+    Empty { path: PathBuf },
     /// A certificate and its key, or an authority, cannot be used.
     #[error("{path}: {detail}")]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        detail: String,
-    },
+    Unusable { path: PathBuf, detail: String },
 }
 
 impl From<TlsError> for io::Error {

@@ -53,7 +53,6 @@ pub fn model_of(body: &[u8]) -> Option<String> {
 
 /// A request's body, after an attempt to read it.
 pub enum Read {
-    /// All of it.
     Whole(Bytes),
     /// The part that was read, and the rest.
     Unread(Body, Stopped),

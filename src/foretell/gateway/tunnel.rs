@@ -47,7 +47,6 @@ impl Tunnels {
         self.tasks.wait().await;
     }
 
-    /// Number of open tunnels.
     pub fn open(&self) -> usize {
         self.tasks.len()
     }

@@ -84,7 +84,6 @@ impl Connections {
         self.limit
     }
 
-    /// Number of open connections.
     pub fn open(&self) -> usize {
         self.open.lock().connections.len()
     }
@@ -194,7 +193,6 @@ pub struct ConnectionSlot {
 }
 
 impl ConnectionSlot {
-    /// State of the connection.
     pub fn activity(&self) -> &Arc<Activity> {
         &self.activity
     }

@@ -52,7 +52,6 @@ impl Refusal {
         Self::Space,
     ];
 
-    /// Status of the answer.
     pub const fn status(self) -> StatusCode {
         match self {
             Self::Host | Self::Target | Self::Chunked | Self::Credentials | Self::Space => {

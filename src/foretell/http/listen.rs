@@ -74,7 +74,6 @@ impl From<SocketAddr> for Endpoint {
     }
 }
 
-/// Stops a listener.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     /// When cancelled: accept no more connections, but finish open requests.
@@ -86,7 +85,6 @@ pub struct Stop {
 /// The client's end of the connection; added to the extensions of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Address of the client.
     pub address: SocketAddr,
     /// True if the connection uses TLS.
     pub secure: bool,
@@ -120,7 +118,6 @@ pub struct Listening {
     pub connections: Arc<Connections>,
     /// TLS settings; `None` serves plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Stops the listener.
     pub stop: Stop,
 }
 

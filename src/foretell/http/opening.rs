@@ -4,7 +4,6 @@
 //! the first head is complete: clients that have sent nothing, or half a head, cost only the bytes
 //! they have sent. A head is not parsed here; hyper validates it.
 
-/// Protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1 or 1.0, or bytes that hyper refuses as such.

@@ -38,7 +38,6 @@ const SEGMENT_BYTES: u64 = 64 << 10;
 /// Time after a failed write in which nothing is written.
 const PAUSE: Duration = Duration::from_mins(1);
 
-/// One request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// When it ended, Unix seconds.
@@ -49,11 +48,9 @@ pub struct Record {
     pub vocabulary: String,
     /// Its tenant, if it had a trusted one.
     pub tenant: Option<String>,
-    /// Name of its policy.
     pub policy: String,
     /// Tokens of the prompt; empty if they are not known.
     pub prompt: Vec<TokenId>,
-    /// Tokens of the output.
     pub output: Vec<TokenId>,
 }
 
@@ -85,7 +82,6 @@ struct Shared {
     observer: Arc<Observer>,
 }
 
-/// Error of starting a recorder.
 #[derive(Debug, thiserror::Error)]
 pub enum RecorderError {
     /// The folder cannot be made.
@@ -297,13 +293,11 @@ impl Drop for Segment {
 /// Texts of a recording to be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purged {
-    /// Those of a tenant.
     Tenant(String),
     /// Those that ended before this moment, Unix seconds.
     Before(u64),
 }
 
-/// Result of a purge.
 #[derive(Debug, Default)]
 pub struct Purge {
     /// Number of removed records.

@@ -38,15 +38,10 @@ pub struct Sample {
     pub at: f64,
     /// Its length, seconds.
     pub seconds: f64,
-    /// Completions.
     pub completions: u64,
-    /// Output tokens.
     pub tokens: u64,
-    /// Rounds.
     pub rounds: u64,
-    /// Tokens drafted.
     pub drafted: u64,
-    /// Tokens accepted.
     pub accepted: u64,
     /// Completions with an error.
     pub failed: u64,

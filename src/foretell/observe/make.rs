@@ -25,7 +25,6 @@ pub fn counter(Counter(metric): Counter) -> Made<IntCounter> {
     IntCounter::with_opts(options(&metric))
 }
 
-/// A counter with labels.
 pub fn counters(Counter(metric): Counter) -> Made<IntCounterVec> {
     IntCounterVec::new(options(&metric), metric.labels)
 }
@@ -60,7 +59,6 @@ pub fn histogram(histogram: Histogram) -> Made<Sizes> {
     Sizes::with_opts(sized(&histogram))
 }
 
-/// Histograms with labels.
 pub fn histograms(histogram: Histogram) -> Made<HistogramVec> {
     HistogramVec::new(sized(&histogram), histogram.metric.labels)
 }
@@ -77,7 +75,6 @@ pub struct AtScrape<F> {
     described: Families,
 }
 
-/// The metrics of one scrape.
 #[derive(Default)]
 pub struct Families(Vec<Box<dyn Collector>>);
 

@@ -26,7 +26,6 @@ impl Totals {
         self.sums.lock().add(finished);
     }
 
-    /// The sums at this moment.
     pub fn now(&self) -> Sums {
         self.sums.lock().clone()
     }
@@ -64,11 +63,9 @@ pub struct Sums {
 /// The pace of a group of requests. Only requests with a known pace count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
-    /// Requests.
     pub requests: u64,
     /// Output tokens after the first of each.
     pub tokens: u64,
-    /// Seconds that those took.
     pub seconds: f64,
 }
 
@@ -100,14 +97,10 @@ impl Pace {
     }
 }
 
-/// Rounds of one drafter.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rounds {
-    /// Number of rounds.
     pub rounds: u64,
-    /// Tokens drafted.
     pub drafted: u64,
-    /// Tokens accepted.
     pub accepted: u64,
     draft: Duration,
     verify: Duration,

@@ -78,7 +78,6 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Samples this share of the requests.
     pub fn new(share: f64) -> Self {
         Self { share, random: SharedSplitMix64::default() }
     }
@@ -105,7 +104,6 @@ impl Sampling {
 pub(super) struct TraceSettings {
     /// It has a line in the log, even if it succeeds.
     pub line: bool,
-    /// It has spans, if there is a collector.
     pub spans: bool,
     /// The client's part of its trace.
     pub parent: SpanContext,
@@ -116,7 +114,6 @@ pub(super) fn begun(parent: &SpanContext) -> Trace {
     Trace::continued(parent)
 }
 
-/// The spans of a finished request.
 pub(super) fn told(finished: &Finished, trace: &Trace) -> Vec<opentelemetry_sdk::trace::SpanData> {
     spans::of(finished, trace)
 }

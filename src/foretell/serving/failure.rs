@@ -40,10 +40,7 @@ pub enum Failure {
     Untranslated(Untranslated),
     /// The body is larger than `limits.relay_body`.
     #[error("the request body has more than {limit} bytes")]
-    BodyTooLarge {
-        /// The configured limit.
-        limit: u64,
-    },
+    BodyTooLarge { limit: u64 },
     /// The client's body ended early.
     #[error("the request body ended early")]
     BodyBroken,
@@ -106,7 +103,6 @@ impl Failure {
         }
     }
 
-    /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Send(error) => error.status(),

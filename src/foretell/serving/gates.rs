@@ -33,13 +33,9 @@ pub type Open = [bool; Gate::ALL.len()];
 /// The gates of a policy at a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatesAt {
-    /// The name of the policy.
     pub policy: String,
-    /// The name of the backend.
     pub backend: String,
-    /// The label of the replica.
     pub replica: String,
-    /// Which are open.
     pub open: Open,
 }
 
@@ -154,7 +150,6 @@ impl GateWatch {
         all
     }
 
-    /// Changes so far.
     pub fn changes(&self) -> Changes {
         self.seen.lock().changes
     }
@@ -164,19 +159,16 @@ impl GateWatch {
         &self.shared
     }
 
-    /// The policies in force.
     pub fn policies(&self) -> &PolicyStore {
         &self.policies
     }
 }
 
-/// A drafter of a policy.
 enum Drafts<'a> {
     Lookup(Source),
     Model(&'a str),
 }
 
-/// The drafters of a policy.
 fn drafters(policy: &Policy) -> Vec<Drafts<'_>> {
     let of = |part| match part {
         Part::Inline(spec) => Some(Drafts::Lookup(LookupSpec::source(&spec))),

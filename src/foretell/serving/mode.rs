@@ -10,7 +10,6 @@ use foretell_core::words::Mode;
 
 #[derive(Clone, Copy, Debug)]
 struct Setting {
-    /// The permanent mode.
     base: Mode,
     /// A temporary mode and when it ends; it has precedence until then.
     passing: Option<(Mode, Instant)>,
@@ -40,7 +39,6 @@ impl Setting {
 /// A setting of the switch as it is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The mode now.
     pub mode: Mode,
     /// The permanent mode, which is in force after a temporary one.
     pub base: Mode,

@@ -25,7 +25,6 @@ pub struct SessionPlan {
     pub identity: Arc<Identity>,
     /// Permissions by policy, client, operator and server.
     pub ruling: Ruling,
-    /// The rules of the session.
     pub rules: Rules,
     /// Sampling parameters of client and server; `seed` is the session's where the engine's noise
     /// can be reproduced.

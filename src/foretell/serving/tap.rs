@@ -51,7 +51,6 @@ pub(crate) trait Content: Default + Send + Unpin + 'static {
 pub(super) struct TappedText {
     /// The text, at most its first [`TEXT`] bytes.
     pub text: String,
-    /// Bytes of all text and reasoning.
     pub bytes: usize,
     /// Arrival time of each event with text, and the length of `text` after it.
     pub marks: Vec<(Tick, usize)>,
@@ -59,7 +58,6 @@ pub(super) struct TappedText {
     pub usage: Option<(u64, u64)>,
     /// Some output tokens were not text but, for example, reasoning.
     pub other: bool,
-    /// The answer has ended.
     pub ended: bool,
     /// The output ended at its limit.
     pub cut: bool,
@@ -85,14 +83,10 @@ impl TappedText {
     }
 }
 
-/// The form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// An event stream.
     Stream,
-    /// A JSON document.
     Document,
-    /// Neither.
     Other,
 }
 
@@ -114,11 +108,9 @@ impl Form {
 enum Reader {
     Events(sse::Decoder),
     Document(Vec<u8>),
-    /// Not read.
     Unread(Form),
 }
 
-/// The reader of one answer.
 pub(crate) struct Tap<C> {
     reader: Reader,
     waiting: VecDeque<(Tick, Bytes)>,
@@ -128,7 +120,6 @@ pub(crate) struct Tap<C> {
 }
 
 impl<C: Content> Tap<C> {
-    /// On an answer with this head.
     pub fn new(head: &HeaderMap, clock: Clock) -> Self {
         let reader = match Form::of(head) {
             (Form::Stream, false) => Reader::Events(sse::Decoder::new(sse::EVENT_BYTES)),
@@ -186,7 +177,6 @@ impl<C: Content> Tap<C> {
         (self.reader, self.waiting, self.waiting_bytes) = (Reader::Unread(form), VecDeque::new(), 0);
     }
 
-    /// Bytes that it holds.
     fn bytes(&self) -> u64 {
         let gathered = match &self.reader {
             Reader::Document(gathered) => gathered.capacity(),
@@ -270,14 +260,12 @@ pub(crate) trait Listener: Send + Unpin + 'static {
     fn begun(&mut self);
     /// The tap holds this many bytes.
     fn holds(&mut self, bytes: u64);
-    /// The answer is over.
     fn over(self, tapped: Self::Content, end: Ending);
 }
 
 /// How an answer ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It is complete.
     Whole,
     /// The backend broke it off, for this reason.
     Broken(String),

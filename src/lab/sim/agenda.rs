@@ -27,7 +27,6 @@ impl<T> Default for Agenda<T> {
 }
 
 impl<T> Agenda<T> {
-    /// Schedules `what` at `at`.
     pub fn put(&mut self, at: Tick, what: T) {
         self.heap.push(Reverse(Entry { at, number: self.next, what }));
         self.next += 1;

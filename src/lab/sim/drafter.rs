@@ -41,7 +41,6 @@ impl DrafterSpec {
 pub struct Question {
     /// Number of the client's request.
     pub request: usize,
-    /// The action that it answers.
     pub action: ActionId,
     /// Runs that it takes: one for each drafted token, one for a shadow pass.
     pub runs: usize,
@@ -49,14 +48,12 @@ pub struct Question {
     pub unread: usize,
 }
 
-/// The drafter.
 #[derive(Debug)]
 pub struct Drafter {
     spec: DrafterSpec,
     open: Vec<Question>,
     /// Runs until the next of the requests is answered; `None` between runs.
     under_way: Option<usize>,
-    /// Requests with a drafter slot.
     in_slots: Vec<usize>,
 }
 
@@ -78,7 +75,6 @@ impl Drafter {
         true
     }
 
-    /// Cancels a request.
     pub fn cancel(&mut self, request: usize, action: ActionId) {
         self.open.retain(|question| (question.request, question.action) != (request, action));
     }

@@ -15,23 +15,18 @@ use super::values::seconds;
 use foretell_core::units::Tick;
 use foretell_onnx::pace::curve::{Batch, Curve, Steps};
 
-/// Id of a job.
 pub type JobId = u64;
 
 /// A request as the engine receives it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Job {
-    /// Its id.
     pub id: JobId,
     /// The text it belongs to: jobs for the same text share its prefix in the cache.
     pub text: u64,
-    /// Tokens of the context.
     pub context: usize,
-    /// The work.
     pub work: Work,
 }
 
-/// Work of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Work {
     /// This number of tokens, one by one.
@@ -40,12 +35,10 @@ pub enum Work {
     Verify(Verify),
 }
 
-/// A draft to be verified.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verify {
     /// Drafted tokens.
     pub nodes: usize,
-    /// Sequences that it takes.
     pub sequences: usize,
     /// Tokens computed after the context, over all sequences.
     pub computed: usize,
@@ -55,7 +48,6 @@ pub struct Verify {
     pub rows: usize,
 }
 
-/// Configuration of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineSpec {
     /// Pace and sizes.
@@ -106,7 +98,6 @@ impl EngineSpec {
 /// A token or a verification result that the engine has produced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Produced {
-    /// The job.
     pub job: JobId,
     /// Index of the token in its plain request, counted from 0; 0 for a verification result.
     pub number: usize,
@@ -136,15 +127,12 @@ struct Cached {
 /// Tokens that the engine has computed so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Computed {
-    /// Total.
     pub all: u64,
     /// For sequences that had been cancelled before their step ended.
     pub wasted: u64,
-    /// Steps.
     pub steps: u64,
 }
 
-/// One replica.
 #[derive(Debug)]
 pub struct Engine {
     spec: EngineSpec,
@@ -164,7 +152,6 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An idle engine.
     pub fn new(spec: EngineSpec, seed: u64) -> Self {
         Self {
             spec,

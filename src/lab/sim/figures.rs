@@ -47,7 +47,6 @@ pub enum Figure {
 }
 
 impl Figure {
-    /// Every figure.
     pub const ALL: [Self; 16] = [
         Self::Ratio,
         Self::MinRatio,
@@ -67,7 +66,6 @@ impl Figure {
         Self::Reopens,
     ];
 
-    /// Its name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ratio => "ratio",
@@ -89,12 +87,10 @@ impl Figure {
         }
     }
 
-    /// The figure of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|figure| figure.name() == name)
     }
 
-    /// All names.
     pub fn names() -> String {
         Self::ALL.map(Self::name).join("|")
     }
@@ -199,7 +195,6 @@ impl Played {
 /// Records of a table, for every mode.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Owner of each stream.
     pub streams: Vec<Owner>,
     /// Seconds in which requests begin.
     pub seconds: f64,
@@ -209,7 +204,6 @@ pub struct Outcome {
     pub direct: Played,
     /// With the controller's decisions.
     pub auto: Played,
-    /// With fixed gammas.
     pub fixed: Vec<(usize, Played)>,
 }
 

@@ -29,7 +29,6 @@ use foretell_onnx::pace::curve::Steps;
 pub const COSTS: [(f64, f64); 5] = [(1.1, 0.005), (1.35, 0.01), (1.35, 0.025), (1.5, 0.1), (4.0, 0.4)];
 /// Seconds of a plain step.
 pub const STEPS: [f64; 2] = [0.020, 0.060];
-/// The fixed gammas.
 pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 
 /// Minimum speed of the controller as a multiple of that of the best fixed gamma, after the first
@@ -38,15 +37,12 @@ const MIN_REACHED: f64 = 0.95;
 /// Minimum speed of the controller as a multiple of plain decoding, from the first request on.
 const MIN_SPEED: f64 = 0.98;
 
-/// The drafters of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Drafters {
-    /// `prompt_lookup`.
     Lookup,
     /// `prompt_lookup` and `suffix`.
     Lookups,
-    /// A model.
     Model,
     /// `prompt_lookup` and a model.
     #[default]
@@ -57,7 +53,6 @@ impl Drafters {
     /// Every set.
     pub const ALL: [Self; 4] = [Self::Lookup, Self::Lookups, Self::Model, Self::Both];
 
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lookup => "lookup",
@@ -93,9 +88,7 @@ impl Drafters {
 /// Requests of one kind.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// Its name.
     pub name: String,
-    /// The requests.
     pub scripts: Scripts,
 }
 
@@ -116,13 +109,9 @@ impl Size {
 /// One server with one kind of text and one set of drafters.
 #[derive(Clone, Debug)]
 pub struct Cell<'a> {
-    /// The server.
     pub paced: Steps,
-    /// The text.
     pub workload: &'a Workload,
-    /// The drafters.
     pub drafters: Drafters,
-    /// Permit of sessions with them.
     pub permit: Permit,
 }
 
@@ -131,14 +120,12 @@ pub struct Cell<'a> {
 pub struct Speed {
     /// While learning.
     pub first: f64,
-    /// After that.
     pub rest: f64,
 }
 
 /// Result of a cell.
 #[derive(Clone, Debug)]
 pub struct Outcome<'a> {
-    /// The cell.
     pub cell: Cell<'a>,
     /// With the controller's decisions.
     pub auto: Speed,
@@ -184,7 +171,6 @@ impl Outcome<'_> {
     }
 }
 
-/// The servers of [`COSTS`] and [`STEPS`].
 pub fn servers() -> Vec<Steps> {
     let of = |(base, node), step: f64| Steps { step, base, node, growth: 0.0, prompt: step / 200.0 };
     STEPS.into_iter().flat_map(|step| COSTS.into_iter().map(move |costs| of(costs, step))).collect()

@@ -15,7 +15,6 @@ const AREA: [f64; 4] = [60.0, 890.0, 8.0, 150.0];
 /// Maximum number of points of a line; more are averaged.
 const POINTS: usize = 300;
 
-/// A line of a plot.
 struct Line {
     name: String,
     /// CSS colour of the line.
@@ -31,7 +30,6 @@ struct Plot {
     lines: Vec<Line>,
 }
 
-/// The page.
 pub fn page(reports: &[Report]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\

@@ -58,7 +58,6 @@ impl Jitter {
 /// Pace and limits of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// Its pace.
     pub pace: Curve,
     /// Maximum number of sequences in a step.
     pub sequences: usize,

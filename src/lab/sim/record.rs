@@ -8,15 +8,11 @@ use foretell_core::units::Tick;
 /// One request that was served to its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Served {
-    /// The stream that it came from.
     pub stream: usize,
-    /// Time at which it began.
     pub began: Tick,
     /// Time of its first token.
     pub first: Tick,
-    /// Time at which it ended.
     pub ended: Tick,
-    /// Output tokens.
     pub tokens: usize,
     /// Summary of its session; `None` for a direct call.
     pub summary: Option<Summary>,
@@ -28,7 +24,6 @@ impl Served {
         self.ended.seconds_since(self.began)
     }
 
-    /// Seconds to its first token.
     pub fn first_token(&self) -> f64 {
         self.first.seconds_since(self.began)
     }
@@ -41,7 +36,6 @@ pub struct Interval {
     pub tokens: usize,
     /// Verify requests sent.
     pub rounds: usize,
-    /// Tokens drafted in them.
     pub drafted: usize,
     /// Number of these that match the true text.
     pub followed: usize,
@@ -65,14 +59,11 @@ impl Interval {
     }
 }
 
-/// The record of a simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Every request, in the order in which they ended.
     pub served: Vec<Served>,
-    /// Seconds of an interval.
     pub interval: f64,
-    /// The intervals, from the origin on.
     pub course: Vec<Interval>,
     /// Tokens computed by the engine.
     pub computed: Computed,

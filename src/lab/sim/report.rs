@@ -49,7 +49,6 @@ impl Set {
         self.fixed.iter().any(|(_, ratio)| *ratio >= self.auto)
     }
 
-    /// For a terminal.
     pub fn text(&self) -> String {
         let fixed: Vec<String> =
             self.fixed.iter().map(|(gamma, ratio)| format!("fixed {gamma} {ratio:.3}")).collect();
@@ -65,9 +64,7 @@ impl Set {
 /// A table that was played.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The table.
     pub table: Table,
-    /// The measurements.
     pub outcome: Outcome,
     /// Gamma over temperature and load; empty if the table has no sweep.
     pub swept: Vec<Cell>,
@@ -81,7 +78,6 @@ impl Report {
         self.table.expected.iter().map(measured).filter(short).collect()
     }
 
-    /// For a terminal.
     pub fn text(&self) -> String {
         let Self { table, outcome, swept } = self;
         let held_out = if table.held_out { " (held out)" } else { "" };
@@ -118,7 +114,6 @@ impl Report {
         asides
     }
 
-    /// As JSON.
     pub fn json(&self) -> Value {
         let Self { table, outcome, swept } = self;
         let figures: serde_json::Map<String, Value> = Figure::ALL

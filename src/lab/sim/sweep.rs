@@ -19,16 +19,13 @@ use foretell_core::units::SplitMix64;
 /// Variations with which a table is played again.
 #[derive(Clone, Debug, Default)]
 pub struct Sweep {
-    /// Numbers of clients.
     pub clients: Vec<usize>,
-    /// Texts, each with its temperature.
     pub texts: Vec<Scripts>,
 }
 
 /// One number of clients with one text.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cell {
-    /// Clients.
     pub clients: usize,
     /// Their number as a multiple of the sequences that the engine runs at a time.
     pub load: f64,
@@ -43,7 +40,6 @@ pub struct Cell {
     pub plain: f64,
     /// Accepted ÷ drafted tokens; `None` without a drafted token.
     pub accepted: Option<f64>,
-    /// Requests counted.
     pub requests: usize,
 }
 
@@ -137,7 +133,6 @@ fn told(cell: &Cell) -> String {
     format!("{:.2}, {gamma}, {:.0} %", cell.drafted, cell.plain * 100.0)
 }
 
-/// For a terminal.
 pub fn text(cells: &[Cell]) -> String {
     let mut text = String::new();
     if !cells.is_empty() {

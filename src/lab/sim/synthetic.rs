@@ -33,7 +33,6 @@ pub enum Copied {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Agreement {
-    /// There is none.
     #[serde(rename = "none")]
     Never,
     /// Each choice is right with this probability, independently of the others.
@@ -46,7 +45,6 @@ pub enum Agreement {
         /// Before token `at`.
         #[serde(deserialize_with = "number::<_, 0, 1>")]
         first: f64,
-        /// From token `at` on.
         #[serde(deserialize_with = "number::<_, 0, 1>")]
         then: f64,
         /// Output tokens.
@@ -54,10 +52,8 @@ pub enum Agreement {
     },
     /// Alternating easy and hard stretches of text, with a margin that tells them apart.
     Mixed {
-        /// In easy stretches.
         #[serde(deserialize_with = "number::<_, 0, 1>")]
         easy: f64,
-        /// In hard ones.
         #[serde(deserialize_with = "number::<_, 0, 1>")]
         hard: f64,
         /// Mean length of a stretch, tokens.
@@ -66,11 +62,9 @@ pub enum Agreement {
     },
 }
 
-/// A kind of text.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Kind {
-    /// Tokens of the prompt.
     #[serde(deserialize_with = "count")]
     pub prompt: usize,
     /// Mean tokens of the output.
@@ -92,13 +86,11 @@ impl Default for Kind {
 }
 
 impl Kind {
-    /// `count` requests of this kind.
     pub fn scripts(&self, count: usize, seed: u64) -> Scripts {
         let seed_of = |number: usize| SplitMix64::mix(seed) ^ SplitMix64::mix(number as u64);
         (0..count).map(|number| Arc::new(self.script(seed_of(number)))).collect()
     }
 
-    /// One request.
     pub fn script(&self, seed: u64) -> Script {
         let mut rng = SplitMix64::new(SplitMix64::mix(seed));
         let prompt: Vec<TokenId> = (0..self.prompt.max(1)).map(|_| word(&mut rng)).collect();

@@ -56,7 +56,6 @@ pub enum Arrivals {
     /// Closed loop: each of `clients` clients sends its next request `think` seconds after its
     /// answer.
     Closed {
-        /// Number of clients.
         clients: Ramp,
         /// Seconds between an answer and the next request.
         think: f64,
@@ -75,12 +74,9 @@ pub enum Owner {
     Others,
 }
 
-/// One stream of requests.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// Their owner.
     pub whose: Owner,
-    /// Their arrivals.
     pub arrivals: Arrivals,
     /// Their texts, in turn.
     pub scripts: Scripts,

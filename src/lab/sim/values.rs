@@ -10,7 +10,6 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 /// Maximum simulated time, seconds.
 pub const DAY: u64 = 86_400;
 
-/// A number from `MIN` to `MAX`.
 pub fn number<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(source: D) -> Result<f64, D::Error> {
     let value = f64::deserialize(source)?;
     let good = (f64::from(MIN)..=f64::from(MAX)).contains(&value);

@@ -36,7 +36,6 @@ pub enum Mode {
     Plain,
     /// With the controller's decisions.
     Auto,
-    /// By `gamma.fixed`.
     Fixed(usize),
 }
 
@@ -62,21 +61,17 @@ impl Net {
 /// A whole setting.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The engine.
     pub engine: EngineSpec,
     /// The model drafter; `None` if there is none.
     pub drafter: Option<DrafterSpec>,
-    /// The network.
     pub net: Net,
     /// Number of Foretell processes in front of the engine; our requests go to them in turn.
     pub sidecars: usize,
     /// Load reports of the engine.
     pub signal: SignalSpec,
-    /// Permit of the sessions.
     pub permit: Permit,
     /// Mode in which our requests are served.
     pub mode: Mode,
-    /// Request streams.
     pub streams: Vec<Stream>,
     /// No request begins after this second; active ones are served to the end. `None`: only their
     /// number ends it.
@@ -114,7 +109,6 @@ pub enum Broken {
     /// An emitted token is not the target's.
     #[error("request {request}: tokens from output position {position} on are not the target's text")]
     Inexact {
-        /// Number of the request.
         request: usize,
         /// Output position of the first token of the piece.
         position: usize,
@@ -122,9 +116,7 @@ pub enum Broken {
     /// A session ended without its whole text.
     #[error("request {request}: ended after {tokens} of {all} tokens")]
     Short {
-        /// Number of the request.
         request: usize,
-        /// Tokens emitted.
         tokens: usize,
         /// Tokens of the text.
         all: usize,
@@ -158,7 +150,6 @@ enum Happening {
     Sample,
 }
 
-/// Origin of a call.
 #[derive(Clone, Copy)]
 struct Caller {
     request: usize,
@@ -169,7 +160,6 @@ struct Caller {
 struct Loop {
     rng: SplitMix64,
     asked: usize,
-    /// Active requests.
     active: usize,
 }
 

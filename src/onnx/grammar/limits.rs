@@ -18,7 +18,6 @@ use foretell_engines::openai::{Grammar, Language};
 
 /// The error of a grammar that meets a limit on the way.
 pub const TOO_LARGE: &str = "the grammar needs too much memory or time";
-/// The error of a grammar on which the engine fails.
 pub(super) const FAILED: &str = "the grammar engine failed on it";
 
 /// Maximum size of a grammar, bytes of its JSON: it has the schemas of all strict functions.
@@ -152,7 +151,6 @@ fn quantifiers(text: &str) -> usize {
 pub struct Stop(Arc<Mutex<(bool, Option<CancellationHandle>)>>);
 
 impl Stop {
-    /// Stops it, and all that comes.
     pub fn set(&self) {
         let mut state = self.0.lock();
         state.0 = true;

@@ -52,7 +52,6 @@ impl Bound {
         self.next.take().unwrap_or_else(|| Err(FAILED.to_owned()))
     }
 
-    /// Goes on by a token.
     pub fn push(&mut self, token: TokenId) {
         self.next = None;
         if let Some(walker) = &mut self.walker {

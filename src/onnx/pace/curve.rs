@@ -3,9 +3,7 @@
 /// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// Sequences in it.
     pub sequences: usize,
-    /// Tokens in it.
     pub tokens: usize,
     /// Those that are only read: a prompt without its last token.
     pub read: usize,
@@ -29,7 +27,6 @@ pub enum Curve {
 }
 
 impl Curve {
-    /// Seconds of a step.
     pub fn seconds(&self, batch: Batch) -> f64 {
         match self {
             Self::Roofline(roofline) => roofline.seconds(batch),

@@ -22,9 +22,7 @@ pub enum NoPace {
     /// A value that is malformed or out of range.
     #[error("{key}: allowed {allowed}, got {got:?}")]
     Value {
-        /// Its key.
         key: &'static str,
-        /// Values that are allowed.
         allowed: String,
         /// The value in the text.
         got: String,

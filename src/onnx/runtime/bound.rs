@@ -39,14 +39,12 @@ impl RunShape {
     }
 }
 
-/// The feed of one slot in a run.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotFeed<'a> {
     /// Tokens of the lane before the feed.
     pub base: usize,
     /// Tokens of the feed that are in the cache already.
     pub done: usize,
-    /// All tokens of the feed.
     pub tokens: &'a [TokenId],
     /// Parents within the feed, if it is a tree.
     pub parents: Option<&'a [Option<usize>]>,
@@ -97,7 +95,6 @@ impl SlotFeed<'_> {
 
 /// The tensors of one run shape, bound in place.
 pub struct Bound {
-    /// The shape that the tensors are bound for.
     pub shape: RunShape,
     /// Number of the model's run that used it last.
     pub used: u64,
@@ -122,7 +119,6 @@ pub const BOUND_MAX: usize = 512 << 20;
 /// Numbers of one row of the outputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Widths {
-    /// Logits.
     pub vocabulary: usize,
     /// Hidden states that a head reads; 0 without one.
     pub taps: usize,

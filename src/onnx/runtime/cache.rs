@@ -58,7 +58,6 @@ impl Cache {
         entry.ok_or_else(|| ModelError::Runtime(format!("no cache set {index}")))
     }
 
-    /// Creates a zeroed set.
     pub fn create(&mut self, session: &Session, index: usize, shape: SetShape) -> Result<(), ModelError> {
         let sizes = [shape.lanes, self.shape.heads, shape.rows, self.shape.width];
         let tensors = (0..self.shape.layers * 2)

@@ -53,7 +53,6 @@ pub struct Description {
     pub context: usize,
     /// The tokens that end a text.
     pub eos: Vec<TokenId>,
-    /// The sizes of its cache.
     pub cache: CacheShape,
 }
 
@@ -64,7 +63,6 @@ pub(super) fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, Descrip
 }
 
 impl Description {
-    /// Reads a model folder.
     pub fn read(folder: &Path) -> Result<Self, DescriptionError> {
         let config: Config = read(&folder.join("config.json"))?;
         let path = folder.join("generation_config.json");

@@ -10,9 +10,7 @@ use crate::open::{DeviceChoice, DeviceError};
 /// Device that a session runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// The CPU.
     Cpu,
-    /// The first CUDA device.
     Cuda,
 }
 

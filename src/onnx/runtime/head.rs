@@ -15,7 +15,6 @@ use crate::noise::PositionNoise;
 use crate::open::{OpenError, Options};
 use foretell_core::units::TokenId;
 
-/// Folder of a head in the folder of its model.
 const FOLDER: &str = "heads";
 
 /// The input for noise, and the property of the graph that names its tokens.
@@ -26,7 +25,6 @@ const BITS: u32 = 14;
 /// Hashes with these first bits have noise that changes fast: it is computed.
 const STEEP: usize = (1 << BITS) - (1 << BITS) / 64;
 
-/// A loaded head.
 pub struct Head {
     session: Session,
     /// Numbers of hidden state that it reads.

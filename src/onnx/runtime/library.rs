@@ -22,18 +22,15 @@ pub const VERSION: &str = "1.31.1";
 pub struct Surroundings {
     /// Value of `ORT_DYLIB_PATH`.
     pub named: Option<PathBuf>,
-    /// Path of the running binary.
     pub binary: Option<PathBuf>,
     /// Value of `FORETELL_CACHE`.
     pub cache: Option<PathBuf>,
-    /// The working directory.
     pub directory: Option<PathBuf>,
     /// `XDG_CACHE_HOME`, or `.cache` in the home directory.
     pub user_cache: Option<PathBuf>,
 }
 
 impl Surroundings {
-    /// The surroundings of this process.
     pub fn here() -> Self {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
@@ -122,7 +119,6 @@ pub struct Library {
     pub path: PathBuf,
 }
 
-/// Loads the library, or returns the one that is loaded.
 pub fn load() -> Result<Library, LibraryError> {
     static LOADED: Mutex<Option<Library>> = Mutex::new(None);
     let mut loaded = LOADED.lock();

@@ -18,11 +18,9 @@ use crate::open::{DeviceChoice, OpenError, Opened, Options};
 
 /// A loaded graph and its device.
 pub(super) struct Loaded {
-    /// Path of the graph.
     pub path: PathBuf,
     /// The graph, ready to run.
     pub session: Session,
-    /// Device that it runs on.
     pub device: Device,
     /// The device and the reason for it, in one line.
     pub note: String,
@@ -50,7 +48,6 @@ pub(crate) fn open(folder: &Path, options: &Options) -> Result<Opened, OpenError
     })
 }
 
-/// Loads the graph of a folder.
 pub(super) fn load(folder: &Path, options: &Options) -> Result<Loaded, OpenError> {
     let path = folder::graph(folder)
         .map_err(|reason| OpenError::NoGraph { folder: folder.display().to_string(), reason })?;

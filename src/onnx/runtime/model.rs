@@ -32,7 +32,6 @@ fn layout(lanes: usize, context: usize, device: Device) -> Layout {
 /// Number of bound runs that a set keeps, the most recently used ones.
 const KEPT_RUNS: usize = 32;
 
-/// A loaded model.
 pub struct Model {
     config: ModelConfig,
     description: Description,

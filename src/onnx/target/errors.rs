@@ -41,7 +41,6 @@ pub enum Refusal {
         context: usize,
         /// Tokens requested in total.
         requested: usize,
-        /// Tokens of the prompt.
         prompt: usize,
         /// Requested output tokens.
         output: usize,

@@ -37,7 +37,6 @@ impl<'a> Fields<'a> {
         Ok(self.take(name)?.unwrap_or(default))
     }
 
-    /// Takes a number in an inclusive range.
     pub(super) fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, Refusal> {
         let value: Option<f64> = self.take(name)?;
         match value {
@@ -48,7 +47,6 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes an integer in an inclusive range.
     pub(super) fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, Refusal> {
         let value: Option<i64> = self.take(name)?;
         match value {

@@ -15,7 +15,6 @@ use foretell_engines::text::TextError;
 /// Reason that a model folder cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The model cannot be opened.
     #[error(transparent)]
     Model(#[from] OpenError),
     /// The tokenizer cannot be read.

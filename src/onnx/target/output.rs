@@ -31,7 +31,6 @@ pub(super) enum Finish {
 }
 
 impl Finish {
-    /// The value of `finish_reason`.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::Eos | Self::StopToken(_) | Self::StopText(_) => "stop",

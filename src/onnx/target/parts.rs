@@ -17,7 +17,6 @@ use foretell_engines::parse::{self, Call, Forced, Parsers, Unsure, Whole};
 pub(super) struct Asked {
     /// The functions that are offered.
     pub(super) tools: Vec<Value>,
-    /// One of them may be called.
     pub(super) may_call: bool,
     /// All calls but the first are left out.
     pub(super) single_call: bool,

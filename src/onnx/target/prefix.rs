@@ -125,7 +125,6 @@ impl Lanes {
         self.free(slot);
     }
 
-    /// Number of tokens in busy lanes.
     pub(super) fn busy_tokens(&self) -> usize {
         self.slots.iter().filter(|slot| slot.busy).map(|slot| slot.tokens.len()).sum()
     }

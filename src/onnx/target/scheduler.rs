@@ -80,7 +80,6 @@ impl Engine {
         Ok(Self { jobs, config })
     }
 
-    /// Properties of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -108,7 +107,6 @@ struct Scheduler {
     took: Duration,
     /// Number of such turns that begin without waiting, after the last wait was in vain.
     in_vain: u32,
-    /// Those of them that are left.
     skip: u32,
 }
 

@@ -33,14 +33,10 @@ const STOPS_LENGTH_MAX: usize = 16 << 10;
 /// Maximum number of log-probabilities per position, as in vLLM.
 const LOGPROBS_MAX: usize = 20;
 
-/// A prompt to be continued.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Prompt {
-    /// A text prompt.
     Text(String),
-    /// A prompt of token ids.
     Ids(Vec<TokenId>),
-    /// The messages of a chat.
     Messages(Vec<Value>),
 }
 
@@ -91,15 +87,12 @@ impl Ask {
     }
 }
 
-/// Events of a stream that have usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StreamUsage {
-    /// No usage in the stream.
     #[default]
     Never,
     /// An additional last event without choices.
     Last,
-    /// Usage in every event.
     Every,
 }
 
@@ -299,7 +292,6 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
     })
 }
 
-/// Reads the stop strings.
 fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, Refusal> {
     let stop = fields.texts("stop")?.unwrap_or_default();
     if stop.iter().any(String::is_empty) {

@@ -4,7 +4,7 @@
 //! cargo run --example fake -- vllm --port 8000 --version 0.29.0 --pace-us 5000 --per-token-us 50
 //! cargo run --example fake -- llamacpp --port 8001 --slots 9
 //! ```
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -10,7 +10,7 @@
 //! [`wire`] is hand-written HTTP for tests, byte by byte, at either end.
 
 // A fake that is used wrongly should stop its test at once; it is not a service.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 pub mod batch;
 pub mod cache;

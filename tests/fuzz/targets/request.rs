@@ -1,3 +1,2 @@
 #![no_main]
-#![allow(missing_docs)]
 libfuzzer_sys::fuzz_target!(|input: &[u8]| foretell_fuzz::request::run(input));

@@ -26,7 +26,6 @@ const SETTLED: f64 = 8.0;
 
 /// Bounds of the concurrency buckets, requests in flight: below the first, and from each one on.
 const CONCURRENCIES: [usize; 5] = [2, 3, 5, 9, 17];
-/// Their names.
 const NAMES: [&str; SIZES] = ["1", "2", "3-4", "5-8", "9-16", "17-"];
 /// Number of concurrency buckets: 1, 2, 3 to 4, 5 to 8, 9 to 16, and 17 or more requests in flight.
 pub const SIZES: usize = CONCURRENCIES.len() + 1;
@@ -36,7 +35,6 @@ pub const SIZES: usize = CONCURRENCIES.len() + 1;
 pub(super) struct ConcurrencyBucket(usize);
 
 impl ConcurrencyBucket {
-    /// The bucket of `requests` requests in flight.
     pub fn of(requests: usize) -> Self {
         Self(CONCURRENCIES.iter().filter(|&&edge| requests >= edge).count())
     }
@@ -61,7 +59,6 @@ impl ConcurrencyBucket {
         self.0
     }
 
-    /// Number of buckets from one to the other.
     pub fn distance(self, other: Self) -> usize {
         self.0.abs_diff(other.0)
     }

@@ -50,7 +50,6 @@ impl Renewals {
         concurrency.index().checked_sub(1).and_then(|other| others.get_mut(other)).unwrap_or(first)
     }
 
-    /// As [`Self::of`], to be read.
     pub fn get(&self, concurrency: ConcurrencyBucket) -> Renewal {
         self.0.get(concurrency.index()).copied().unwrap_or_default()
     }
@@ -59,7 +58,6 @@ impl Renewals {
 /// The age of the pace at one concurrency.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Renewal {
-    /// It is that of one request.
     alone: bool,
     /// Speculation since the pace was measured, in plain tokens of each request.
     speculated: f64,

@@ -227,7 +227,6 @@ struct Table {
     means: Vec<Belief>,
     /// The assumption before anything was measured here: from a probe, or from the nearest key.
     lent: Points,
-    /// It is from a probe.
     #[serde(skip)]
     probed: bool,
     /// Expected seconds for every number of nodes.

@@ -30,9 +30,7 @@ pub enum Event<'a> {
 /// The two kinds of bracket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bracket {
-    /// `{`
     Object,
-    /// `[`
     Array,
 }
 
@@ -48,31 +46,25 @@ impl Bracket {
 /// Position of the end of the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Position {
-    /// In no object.
     #[default]
     Outside,
     /// After an opening bracket.
     Opened,
-    /// In a key.
     Key,
     /// After a key.
     Named,
-    /// After a colon.
     Colon,
-    /// After a comma.
     Comma,
     /// In a string, its opening quote included.
     Text,
     /// In a number, or in `true`, `false` or `null`.
     Literal,
-    /// After a value.
     Valued,
 }
 
 /// Layout of an object, as whitespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// After a colon.
     pub colon: String,
     /// After a comma between members on one line.
     pub comma: String,

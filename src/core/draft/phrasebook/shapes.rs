@@ -27,21 +27,16 @@ const FOLLOWED_MAX: usize = 24;
 /// Maximum bytes of a line that may be the template of a call.
 const TEMPLATE_MAX: usize = 256;
 
-/// A shape, by its index in [`Shapes`].
 pub type ShapeId = usize;
 
 /// The possible values at a position.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
-    /// An object with these members.
     Object(Vec<Field>),
-    /// An array of this.
     Array(ShapeId),
     /// One of these values, as they are written.
     Choices(Vec<String>),
-    /// Any string.
     Text,
-    /// Any value.
     Free,
 }
 
@@ -69,7 +64,6 @@ pub struct Field {
     pub key: String,
     /// False only if its schema lists the required members without it.
     pub required: bool,
-    /// The shape of its value.
     pub shape: ShapeId,
 }
 
@@ -150,7 +144,6 @@ impl Shapes {
         form
     }
 
-    /// The form of a call.
     fn called(&self, value: &Value) -> Option<Form> {
         let name = value.get("name")?.as_str()?;
         let form = |key: &str, form| value.get(key).map(|_| form);
@@ -234,7 +227,6 @@ impl Shapes {
         self.root(Form::Plain, Some(arguments));
     }
 
-    /// The shape that a schema describes.
     fn schema(&mut self, within: Within<'_>, schema: &Value) -> Option<ShapeId> {
         let Within { whole, depth } = within;
         let inner = Within { whole, depth: depth + 1 };
@@ -285,7 +277,6 @@ impl Shapes {
         Some(Shape::Object(fields))
     }
 
-    /// The shape of an object with other values.
     fn example(&mut self, value: &Value, depth: usize) -> Option<ShapeId> {
         self.read(1)?;
         if depth > FOLLOWED_MAX {
@@ -376,7 +367,6 @@ impl Finder {
         self.object.capacity() + self.template.as_ref().map_or(0, Vec::capacity) + self.shapes.bytes()
     }
 
-    /// Reads a byte.
     pub fn step(&mut self, byte: u8) {
         self.follow_template(byte);
         let (mut whole, mut broken) = (false, false);

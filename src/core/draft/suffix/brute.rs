@@ -50,7 +50,6 @@ pub fn agreeing(all: &[Occurrence], context: &[TokenId], len: usize) -> Vec<usiz
     (0..all.len()).filter(|&index| agreement(&all[index].before, &context) >= len).collect()
 }
 
-/// Documents concatenated.
 pub fn joined(documents: &[(u64, &[TokenId])]) -> Vec<TokenId> {
     let mut text: Vec<TokenId> = Vec::new();
     for (_, tokens) in documents {
@@ -156,7 +155,6 @@ pub fn trial(
     Draft { match_len: len, positions: met.len(), ..draft(&after, shape, budget, rules.min_token_prob) }
 }
 
-/// The lengths that are tried, by their definition.
 pub fn lengths(sources: &[Vec<Occurrence>], context: &[TokenId]) -> Vec<usize> {
     let context = backwards(context);
     let all = sources.iter().flatten().map(|found| agreement(&found.before, &context));
@@ -196,7 +194,6 @@ pub fn texts(max: usize) -> impl Strategy<Value = Vec<TokenId>> {
     ]
 }
 
-/// Documents and their ids.
 pub fn documents(count: usize, max: usize) -> impl Strategy<Value = Vec<(u64, Vec<TokenId>)>> {
     prop::collection::vec((0_u64..4, texts(max)), 0..count)
 }

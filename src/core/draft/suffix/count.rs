@@ -29,7 +29,6 @@ pub enum Shape {
 /// A token of a draft.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Proposal {
-    /// The token.
     pub token: TokenId,
     /// Index of the parent, which comes before it; `None` follows the context.
     pub parent: Option<usize>,

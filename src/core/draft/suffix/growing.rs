@@ -39,7 +39,6 @@ impl Growing {
         &self.text
     }
 
-    /// Adds one token.
     pub fn push(&mut self, token: TokenId) {
         self.extend(&[token]);
     }

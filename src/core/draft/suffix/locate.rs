@@ -134,7 +134,6 @@ impl<'a> Located<'a> {
         rest.get(..len).unwrap_or(rest)
     }
 
-    /// Number of positions.
     pub(super) fn positions(&self) -> usize {
         self.order.len()
     }

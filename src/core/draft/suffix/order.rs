@@ -170,21 +170,18 @@ fn merged_two(text: &[TokenId], older: &[u32], newer: &[u32]) -> Vec<u32> {
 /// An order and its index. Its text is kept elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
-    /// The positions.
     pub order: Box<[u32]>,
     /// The digest of every [`STRIDE`]th position.
     pub top: Index,
 }
 
 impl Run {
-    /// Takes an order of `text`.
     pub fn new(text: &[TokenId], order: Vec<u32>) -> Self {
         let key = |&position: &u32| digest(before(text, position as usize));
         let top = order.iter().step_by(STRIDE).map(key).collect();
         Self { order: order.into_boxed_slice(), top: Index::new(top) }
     }
 
-    /// Bytes on the heap.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.order) + self.top.bytes()
     }

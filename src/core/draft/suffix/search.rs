@@ -16,7 +16,6 @@ const PARTS: usize = 8;
 /// most [`FAN`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
-    /// The numbers.
     keys: Box<[u64]>,
     /// The finest level first.
     coarser: Box<[Box<[u64]>]>,
@@ -32,7 +31,6 @@ impl Index {
         Self { keys, coarser: coarser.into_boxed_slice() }
     }
 
-    /// The numbers.
     pub fn keys(&self) -> &[u64] {
         &self.keys
     }
@@ -50,7 +48,6 @@ impl Index {
         below
     }
 
-    /// Bytes on the heap.
     pub fn bytes(&self) -> usize {
         let levels: usize = self.coarser.iter().map(|level| size_of_val(level) + size_of_val(&**level)).sum();
         size_of_val(&*self.keys) + levels

@@ -115,7 +115,6 @@ struct Texts {
 }
 
 impl Texts {
-    /// With capacity for documents of these lengths.
     fn for_documents(lengths: impl Iterator<Item = usize>) -> Self {
         let (count, tokens) = lengths.fold((0, 0), |(count, sum), len| (count + 1, sum + len + 1));
         Self { text: Vec::with_capacity(tokens.min(LIMIT)), documents: Vec::with_capacity(count) }

@@ -11,7 +11,6 @@ const RECOVERY: usize = 64;
 /// Failures after which that does not grow any more.
 const FAULTS_MAX: u32 = 5;
 
-/// A drafter of this session.
 pub(super) struct SessionDrafter {
     /// The identity that its votes carry.
     pub id: DrafterId,
@@ -31,7 +30,6 @@ pub(super) enum Kind {
 
 /// A drafter that is queried by an action.
 pub(super) struct ModelDrafter {
-    /// The schedule of its shadow passes.
     pub shadow: ShadowSchedule,
     /// It has answered a request of this session, so it has read the prompt.
     pub warm: bool,

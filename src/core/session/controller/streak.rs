@@ -26,12 +26,10 @@ pub(super) struct Streak {
 }
 
 impl Streak {
-    /// A streak that starts at `now`.
     pub const fn new(now: Tick, trial: bool) -> Self {
         Self { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial }
     }
 
-    /// Notes the end of a round.
     pub fn ended_round(&mut self, empty: bool) {
         self.rounds += 1;
         self.gap = if empty { self.gap + 1 } else { 0 };

@@ -16,7 +16,6 @@ const LONG: usize = 1_000;
 /// Tokens reserved for the growth of a context, and for a draft after it.
 const SLACK: usize = 64;
 
-/// One of the two contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProbeContext {
     Short,
@@ -27,23 +26,41 @@ pub(super) enum ProbeContext {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     /// A scored draft, and then the same again, to see the rows after a cached prefix.
-    Same { again: bool },
+    Same {
+        again: bool,
+    },
     /// The first round with a text that the engine has not seen.
     Cold(ProbeContext),
     /// A round on a connection of its own.
     Fresh(ProbeContext),
     /// A round that only fills the caches of the slots.
-    Warm { method: VerifyMethod, context: ProbeContext, nodes: usize },
-    /// A round that is timed.
-    Round { method: VerifyMethod, context: ProbeContext, nodes: usize },
+    Warm {
+        method: VerifyMethod,
+        context: ProbeContext,
+        nodes: usize,
+    },
+    Round {
+        method: VerifyMethod,
+        context: ProbeContext,
+        nodes: usize,
+    },
     /// A plain request, streamed to its end or left early.
-    Plain { context: ProbeContext, leaves: bool },
+    Plain {
+        context: ProbeContext,
+        leaves: bool,
+    },
     /// A plain request that is answered whole: of one token, or of several.
-    Whole { context: ProbeContext, one: bool },
+    Whole {
+        context: ProbeContext,
+        one: bool,
+    },
     /// The round after a stream that was left early.
     After(ProbeContext),
     /// A seeded plain request from the start or from a cut.
-    Seeded { seed: usize, cut: usize },
+    Seeded {
+        seed: usize,
+        cut: usize,
+    },
 }
 
 impl Task {

@@ -286,7 +286,6 @@ fn inner_call(slot: &Slot) -> Result<Option<Call>, Unsure> {
     }
 }
 
-/// A name inside arguments: `"name": "…"`.
 fn inner_name(arguments: &str) -> Option<String> {
     NameSearch::default().find(arguments, true).filter(|name| !name.is_empty()).map(str::to_owned)
 }

@@ -33,7 +33,6 @@ const PIECES: [&str; 19] = [
 
 type Tokens = Vec<(TokenId, String)>;
 
-/// One golden for each format.
 fn families() -> Vec<&'static Golden> {
     let (mut tools, mut reasoning) = (Vec::new(), Vec::new());
     let new = |golden: &&Golden| {

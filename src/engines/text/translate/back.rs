@@ -25,11 +25,9 @@ pub struct Anchor {
 /// A token of the target in a translated draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translated {
-    /// The token.
     pub token: TokenId,
     /// The first of the drafter's tokens that its text comes from, by its index in the draft.
     pub first: usize,
-    /// The last of them.
     pub last: usize,
 }
 
@@ -38,7 +36,6 @@ pub struct Translated {
 enum End {
     /// It may continue.
     Open,
-    /// A mark, which is this token of the target.
     Mark(TokenId),
     /// A mark that the target does not have.
     Unknown,

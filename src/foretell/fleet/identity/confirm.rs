@@ -26,7 +26,6 @@ pub enum ModelConfig {
 }
 
 impl ModelConfig {
-    /// That beside a model's tokenizer.
     pub fn beside(tokenizer: &Path) -> Self {
         Self::Beside(tokenizer.with_file_name("generation_config.json"))
     }

@@ -17,7 +17,6 @@ const FOREIGN: Duration = Duration::from_mins(5);
 /// The result of recognising a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settled {
-    /// It is known.
     Known,
     /// It may be able to verify, but not with its current address or configuration.
     Doubted,

@@ -88,7 +88,6 @@ impl Pool {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Calls so far.
     pub(in crate::fleet) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }

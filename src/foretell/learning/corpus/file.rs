@@ -12,7 +12,6 @@ use crate::learning::snapshot::{self, SnapshotError};
 use foretell_core::draft::corpus::{Corpus, Key, Text};
 use foretell_core::units::{Tick, TokenId};
 
-/// The version of the file.
 const VERSION: u32 = 1;
 
 /// The first line of a snapshot; a line for each text follows.

@@ -28,7 +28,6 @@ const MAX_RECORD: usize = 64 << 20;
 /// Maximum size of a segment, bytes.
 pub(super) const MAX_SEGMENT: u64 = 4 << 30;
 
-/// Error of reading a recording.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// A file or folder cannot be read.
@@ -37,20 +36,16 @@ pub enum ReadError {
     /// It is no segment of this version.
     #[error("{0}: no recording of this version of Foretell")]
     Foreign(String),
-    /// It is encrypted.
     #[error("{0}: it is encrypted; name the key by --key-file")]
     Sealed(String),
-    /// It is not encrypted.
     #[error("{0}: it is not encrypted, and was not written with this key")]
     Plain(String),
     /// A record was lost or changed, or was encrypted with another key.
     #[error("{file}: damaged at byte {offset}: {why}")]
     Damaged {
-        /// The segment.
         file: String,
         /// Where its damaged record begins, bytes.
         offset: usize,
-        /// The fault.
         why: &'static str,
     },
 }

@@ -107,7 +107,6 @@ impl Visit for Written<'_> {
     }
 }
 
-/// Writes text as a JSON string.
 fn string(to: &mut Writer<'_>, text: &str) -> fmt::Result {
     let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
     to.write_str(&quoted)

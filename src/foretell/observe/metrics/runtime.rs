@@ -7,7 +7,6 @@ use tokio::runtime::Handle;
 use crate::observe::make::{self, AtScrape, Made};
 use foretell_core::words::metric;
 
-/// A collector for these runtimes.
 pub(super) fn collector(runtimes: Vec<Handle>) -> Made<impl Collector> {
     let make = |all: &mut make::Families| {
         let metric::Counter(busy) = metric::BUSY;

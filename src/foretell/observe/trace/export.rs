@@ -47,7 +47,6 @@ pub enum CollectorError {
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
 }
 
-/// The queue to a collector.
 #[derive(Clone, Debug)]
 pub struct Collector {
     queue: mpsc::Sender<Vec<SpanData>>,

@@ -13,7 +13,6 @@ use crate::observe::{Finished, Round};
 use foretell_core::words::{Ledger, Reason};
 use foretell_engines::openai::{Api, Route};
 
-/// Attributes of a span.
 #[derive(Default)]
 struct Attributes(Vec<KeyValue>);
 

@@ -27,7 +27,6 @@ pub struct WholeParser {
     traits: Arc<AnswerTraits>,
 }
 
-/// The parts of an output.
 #[derive(Debug, Default)]
 pub struct Parts {
     /// `None` if they cannot be told.
@@ -40,7 +39,6 @@ pub struct Parts {
 }
 
 impl WholeParser {
-    /// The parser of the answer to this request.
     pub fn new(identity: &Arc<Identity>, request: &Arc<Request>, traits: &Arc<AnswerTraits>) -> Self {
         Self { identity: Arc::clone(identity), request: Arc::clone(request), traits: Arc::clone(traits) }
     }

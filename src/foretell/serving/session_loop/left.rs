@@ -27,7 +27,6 @@ pub(super) struct LeftDetails(JoinHandle<Option<Value>>);
 
 /// How an aborted call ended.
 enum Ended {
-    /// With this event.
     With(Value),
     /// Without a last event, or not in time.
     Without,

@@ -24,7 +24,6 @@ impl PlainFrame {
         Some(Self { before: before.to_vec(), after: rest.get(mark.len()..)?.to_vec() })
     }
 
-    /// The event with this text.
     pub(super) fn around(&self, text: &str) -> Bytes {
         let mut event = Vec::with_capacity(self.before.len() + text.len() + 16 + self.after.len());
         event.extend_from_slice(&self.before);

@@ -30,7 +30,6 @@ impl PartWriter {
         self.reasoning = named.unwrap_or(self.reasoning);
     }
 
-    /// The delta with these parts.
     pub(super) fn delta(&self, parsed: &Parsed) -> Map<String, Value> {
         parts::write(parsed, self.reasoning, |_| self.call_id())
     }

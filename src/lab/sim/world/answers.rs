@@ -37,7 +37,6 @@ impl World {
         self.deliver(caller.request, request, caller.action, events)
     }
 
-    /// A token of a direct request.
     pub(super) fn direct(&mut self, number: usize, mut request: Box<Request>, token: usize) {
         request.first.get_or_insert(self.now);
         request.done = token + 1;

@@ -74,7 +74,6 @@ impl World {
         self.serve(Box::new(request), whose)
     }
 
-    /// Starts to serve a request.
     pub(super) fn serve(&mut self, mut request: Box<Request>, whose: Owner) -> Result<(), Broken> {
         let number = self.requests.len();
         self.requests.push(None);

@@ -15,11 +15,9 @@ use foretell_core::units::TokenId;
 /// The members of `genai_config.json` that are used.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GenaiConfig {
-    /// The model that it describes.
     pub model: GenaiModel,
 }
 
-/// The model of a `genai_config.json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GenaiModel {
     /// Longest context, tokens.
@@ -27,7 +25,6 @@ pub struct GenaiModel {
     /// Number of token ids.
     pub vocab_size: usize,
     eos_token_id: Option<Ids>,
-    /// Its graph.
     pub decoder: GenaiDecoder,
 }
 
@@ -37,10 +34,8 @@ pub struct GenaiDecoder {
     head_size: Option<usize>,
     num_key_value_heads: Option<usize>,
     num_hidden_layers: Option<usize>,
-    /// Names of its inputs.
     #[serde(default)]
     pub inputs: GenaiInputs,
-    /// Names of its outputs.
     #[serde(default)]
     pub outputs: GenaiOutputs,
 }
@@ -49,9 +44,7 @@ pub struct GenaiDecoder {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub struct GenaiInputs {
-    /// Token ids.
     pub input_ids: String,
-    /// Attention mask of the tokens.
     pub attention_mask: String,
     /// Positions of the tokens.
     pub position_ids: String,
@@ -77,7 +70,6 @@ impl Default for GenaiInputs {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub struct GenaiOutputs {
-    /// Logits.
     pub logits: String,
     /// Keys after the run.
     pub present_key_names: String,

@@ -17,9 +17,7 @@ const BRANCH: &str = "use_cache_branch";
 /// Names of a foreign graph's inputs and outputs.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    /// Names of its inputs.
     pub inputs: GenaiInputs,
-    /// Names of its outputs.
     pub outputs: GenaiOutputs,
 }
 
@@ -30,7 +28,6 @@ pub struct Slot {
     pub past: String,
     /// Name of the output with the tokens after the run.
     pub present: String,
-    /// Type of its elements.
     pub element: TensorElementType,
     /// Key and value heads.
     pub heads: usize,
@@ -41,7 +38,6 @@ pub struct Slot {
 /// Inputs and outputs of a foreign graph.
 #[derive(Clone, Debug)]
 pub struct Signature {
-    /// Its names.
     pub names: Names,
     /// True if it takes the positions of the tokens.
     pub positions: bool,
@@ -49,7 +45,6 @@ pub struct Signature {
     pub branch: Option<&'static str>,
     /// Keys and values of layer 0, of layer 1, ….
     pub slots: Vec<Slot>,
-    /// Type of the logits.
     pub logits: TensorElementType,
     /// True if a run returns only the row after the last token.
     pub last_only: bool,
@@ -84,7 +79,6 @@ fn element(outlet: &Outlet) -> Result<TensorElementType, String> {
     outlet.dtype().tensor_type().ok_or_else(|| format!("{} is no tensor", outlet.name()))
 }
 
-/// Size of a dimension, if it is declared.
 fn size(kind: &ValueType, dimension: usize) -> Option<usize> {
     usize::try_from(*kind.tensor_shape()?.get(dimension)?).ok()
 }

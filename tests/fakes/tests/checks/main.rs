@@ -1,5 +1,5 @@
 //! The fakes' own tests: each behaviour of a real engine that a fake reproduces.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use foretell_fakes::{self as fakes, wire};
 

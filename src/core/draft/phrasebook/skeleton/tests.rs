@@ -13,7 +13,6 @@ const TOOLS: &str = r#"Tools:
     "format": {"type": "object", "properties": {"style": {"enum": ["long", "lonely"]}, "utc": {"type": "boolean"}}}}}}}]
 "#;
 
-/// The proposal after a prompt and an output.
 fn after(prompt: &str, output: &str) -> String {
     let mut finder = Finder::default();
     prompt.bytes().for_each(|byte| finder.step(byte));
