@@ -129,7 +129,9 @@ impl SharedModel {
         let mut shared = Self { length: epoch.length.shared(), ..Self::default() };
         for drafter in drafters(&epoch.models) {
             let cells = epoch.survival.shared(drafter);
-            if let Some(name) = name_of(drafter, &epoch.models).filter(|_| !cells.is_empty()) {
+            if let Some(name) = name_of(drafter, &epoch.models)
+                && !cells.is_empty()
+            {
                 shared.acceptance.insert(name, cells);
             }
         }

@@ -168,7 +168,9 @@ impl Phrasebook {
         }
         let (Some(state), Some(triggers)) = (&mut self.state, &self.phrases.triggers) else { return };
         *state = triggers.next_state(Anchored::No, *state, byte);
-        if let Some(phrase) = self.phrases.ended(*state).filter(|_| self.following.is_none()) {
+        if let Some(phrase) = self.phrases.ended(*state)
+            && self.following.is_none()
+        {
             self.following = Some(Following { phrase, said: 0, whole: Vec::new(), rest: Vec::new() });
         }
     }

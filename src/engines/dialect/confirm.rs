@@ -219,7 +219,9 @@ impl Confirmer {
                 Next::Ask(form, idle) => {
                     let call = self.call(topic, form);
                     let first = form == Form::Spelled && self.heard.is_empty();
-                    if let Some(content) = self.known.get(&call.body).filter(|_| first) {
+                    if let Some(content) = self.known.get(&call.body)
+                        && first
+                    {
                         self.heard.push(content.clone());
                         continue;
                     }

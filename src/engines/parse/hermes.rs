@@ -134,7 +134,9 @@ impl Hermes {
     /// arguments yet; a marker that it held back is lost.
     pub fn finish(&mut self) -> Parsed {
         let mut parsed = Parsed::default();
-        if let Some(index) = self.last.take().filter(|_| !self.has_arguments) {
+        if let Some(index) = self.last.take()
+            && !self.has_arguments
+        {
             parsed.calls.push(CallDelta { index, arguments: "{}".to_owned(), ..CallDelta::default() });
         }
         parsed

@@ -39,7 +39,9 @@ fn comparable(value: &Value) -> Value {
 fn limited(response: &mut Value) {
     let cut = response["status"] == "incomplete";
     let last = response["output"].as_array_mut().and_then(|output| output.last_mut());
-    if let Some(last) = last.filter(|_| cut) {
+    if let Some(last) = last
+        && cut
+    {
         last["status"] = json!("incomplete");
     }
 }

@@ -118,7 +118,9 @@ impl Tokenizer {
 
     /// The bytes of a token within a text; `None` if there is no such token.
     pub fn spelling(&self, id: TokenId) -> Option<Vec<u8>> {
-        if let Some(table) = self.bytes.as_ref().filter(|_| id < self.end) {
+        if let Some(table) = self.bytes.as_ref()
+            && id < self.end
+        {
             return Some(table.bytes(id).to_vec());
         }
         let token = self.token(id)?;

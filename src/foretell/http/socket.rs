@@ -180,7 +180,9 @@ impl Target {
             return bytes.len();
         }
         let (mut at, mut kept) = (0, 0);
-        while let Some(&byte) = bytes.get(at).filter(|_| self.at != At::Beyond) {
+        while let Some(&byte) = bytes.get(at)
+            && self.at != At::Beyond
+        {
             if self.passes(byte) {
                 if let Some(at) = bytes.get_mut(kept) {
                     *at = byte;

@@ -253,7 +253,9 @@ impl<W: Walk> Session<W> {
         let rest = self.output.rest().map_or(SEGMENT_OPEN, |rest| rest as u32);
         let most = rest.min(segment).max(1);
         let id = self.act(Action::Plain(PlainRequest::Continue { max_tokens: most }));
-        if let Some(presence) = self.presence.as_mut().filter(|_| after_rounds) {
+        if let Some(presence) = self.presence.as_mut()
+            && after_rounds
+        {
             presence.awaits(Awaited::Continuation);
         }
         let asked = Asked::Rest;
