@@ -26,7 +26,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".ci/checked.json"
 WEEK = 7
 MANIFESTS = ["Cargo.lock", "*Cargo.toml"]
-HTTP = ["src/foretell/http*", "src/foretell/gateway*", "src/engines/openai*"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,10 @@ CHECKS = {
                     ["tests/extend/*", "ARCHITECTURE.md", "src/core/draft.rs", "src/engines/engine.rs", "src/engines/dialect.rs"],
                     "tests/extend/extend.py"),
     "page": Check("the status page in a headless Chromium", ["src/foretell/admin/*", "tests/page/*"], "make test-page"),
-    "clients": Check("agent frameworks, direct and through Foretell", ["tests/clients/*", *HTTP], "make test-clients"),
+    "clients": Check("agent frameworks, direct and through Foretell", ["tests/clients/*", "src/foretell/gateway/translate*", "src/engines/anthropic*", "src/engines/responses*",
+                      "src/engines/translation*"], "make test-clients"),
     "deploy": Check("chart, manifests, image, compose, unit, nginx, Envoy",
-                    ["deploy/*", "tests/deploy/*", "src/foretell/cli/*"], "make test-deploy"),
+                    ["deploy/*", "tests/deploy/*", "src/foretell/cli/serve.rs"], "make test-deploy"),
     "packages": Check("wheel, .deb, OCI image, each installed in an empty place and asked",
                       ["deploy/packages/*", "tests/deploy/*", "Cargo.toml", "src/foretell/Cargo.toml"],
                       ".ci/tools packages && make test-packages PROFILE=release"),
