@@ -69,7 +69,7 @@ describe("what it shows", () => {
     assert.match(await text(page, "#tiles"), /tokens\/s/);
     assert.match(await text(page, "#problems"), /Replica spare\/0 at http:\S+ is down: .*refused/);
     assert.match(await text(page, "#reasons"), /held back as control group · holdback.*\d+ \(\d/s);
-    assert.match(await text(page, "#reasons"), /the server parses tool calls, and no parser for them is configured here \(docs\/parsers\.md\) · tools/);
+    assert.match(await text(page, "#reasons"), /the server parses tool calls, and no parser for them is configured here \(docs\/agents\.md\) · tools/);
     assert.match(await text(page, "#gates"), /closed/);
     assert.match(await text(page, "#gates-why"), /health at spare\/0: the replica is not healthy \(.*ide-code.*\)/);
     assert.match(await text(page, "#drafters"), /prompt lookup.*model|model.*prompt lookup/s);

@@ -94,7 +94,7 @@ ${spare ? `  - { name: spare, dialect: onnx, replicas: ["http://127.0.0.1:${awai
 drafters: { draft-same: { path: ${join(ROOT, "onnx/models/draft-same")}, slots: 8, context: 2048 } }
 policies: { dir: ${serve.policies} }
 drain: { delay: 0s, grace: 1s }
-observe: { log: text, level: warn, text: true }
+observe: { log: text, level: warn }
 `);
     await serve.run();
     return serve;
