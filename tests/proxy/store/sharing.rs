@@ -61,7 +61,7 @@ async fn fleets_with_names_of_their_own_share_nothing() {
     let engine = engine(Pace::default()).await;
     let first = sidecar(&engine, &server.url(), ", key: one", &forced("kept")).await;
     send(&engine, &first, 0..16).await;
-    server.until_keys("one:1:sidecar:*", 1).await;
+    server.until_keys("one:2:sidecar:*", 1).await;
     let second = sidecar(&engine, &server.url(), ", key: two", &shadow()).await;
     until_up(&second, true).await;
     assert_eq!(basis(&engine, &second).await, "guess");
@@ -77,11 +77,11 @@ async fn measurements_of_a_snapshot_are_not_counted_a_second_time() {
     let first = before(&engine, &process, "", &forced("kept")).await;
     send(&engine, &first, 0..16).await;
     first.end().await;
-    let former = server.keys("foretell:1:sidecar:*").pop().expect("an entry");
+    let former = server.keys("foretell:2:sidecar:*").pop().expect("an entry");
     let again = before(&engine, &process, "", &forced("kept")).await;
     until_up(&again, true).await;
     server.until_keys(&former, 0).await;
-    server.until_keys("foretell:1:sidecar:*", 1).await;
+    server.until_keys("foretell:2:sidecar:*", 1).await;
     until_sidecars(&again, 0).await;
 }
 
@@ -120,7 +120,7 @@ async fn sidecars_of_a_replica_have_their_plain_windows_at_the_same_time() {
         [before(&engine, &process, windows, &plain).await, before(&engine, &process, windows, &plain).await];
     tokio::select! {
         _ = futures_util::future::join(streams(&proxies[0]), streams(&proxies[1])) => {}
-        () = async { server.until_keys("foretell:1:window:*", 1).await; until_both(&proxies).await } => {}
+        () = async { server.until_keys("foretell:2:window:*", 1).await; until_both(&proxies).await } => {}
         () = tokio::time::sleep(PATIENCE) => panic!("{}", switchback(&proxies[0]).await),
     }
 }
