@@ -232,14 +232,10 @@ def model() -> tuple[Panel, ...]:
             "short",
             Query(f"sum({of('foretell_corpus_texts')})", "texts"),
             Query(f"sum({of('foretell_corpus_tokens')})", "tokens"),
-            Query(f"sum({of('foretell_corpus_successors')})", "successors"),
             Query(f"sum({of('foretell_corpus_bytes')})", "bytes"),
             overrides=(axis_right("bytes", "bytes"),),
             absent="no corpus",
-            says=(
-                "Earlier texts that drafters look up, their tokens, and tokens whose likely successors are kept; bytes "
-                "on the right axis."
-            ),
+            says="Earlier texts that drafters look up, and their tokens; bytes on the right axis.",
             good="grows, then stays at `corpus.bytes`.",
             otherwise="0 although a policy has `suffix`: its `scope` is `request`, or requests have no trusted tenant.",
         ),

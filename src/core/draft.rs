@@ -11,7 +11,6 @@ pub mod merge;
 pub mod phrasebook;
 pub mod prediction;
 pub mod prompt_lookup;
-pub mod recycling;
 pub mod sampled;
 pub mod stop;
 pub mod suffix;
@@ -22,7 +21,6 @@ pub use merge::Merged;
 pub use phrasebook::{Phrasebook, Phrases, Spelling};
 pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
-pub use recycling::{Recycling, Successors};
 pub use sampled::Sampled;
 pub use stop::{Stop, chance_by_entropy, chance_by_margin};
 pub use suffix::{Suffix, View};
@@ -35,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::units::TokenId;
-use crate::words::{Proposal, VerifyResult};
+use crate::words::Proposal;
 
 /// A draft for the backend. Both kinds can be read as a tree; only a tree can be merged or cut.
 #[derive(Clone, Debug, PartialEq)]
@@ -138,25 +136,10 @@ pub enum Origin {
     Output,
 }
 
-/// The verification result of a draft, if it was used.
-#[derive(Clone, Copy, Debug)]
-pub struct VerifyFeedback<'a> {
-    /// The token that the draft follows.
-    pub after: TokenId,
-    /// The draft that was verified.
-    pub draft: &'a Tree,
-    /// Its rows, by node as in [`VerifyResult::rows`]. A drafter may read their distributions, but
-    /// no sample: most samples do not become part of the context.
-    pub result: &'a VerifyResult,
-}
-
 /// A drafter that lives in the proxy and needs no model.
 pub trait Lookup: Send {
     /// Learns the tokens that were added to the context.
     fn observe(&mut self, seen: &Feedback<'_>);
-    /// Learns the verification result of a draft, whoever proposed it, before its accepted tokens
-    /// are observed.
-    fn observe_result(&mut self, _told: &VerifyFeedback<'_>) {}
     /// Learns a proposal of the backend that follows the first `context` tokens of the context and
     /// then [`Proposal::behind`], which are not observed yet.
     fn observe_proposal(&mut self, _proposal: &Proposal, _context: usize) {}
@@ -168,11 +151,6 @@ pub trait Lookup: Send {
     fn draft(&self, budget: Budget) -> Tree;
     /// Bytes allocated for this session alone; data that sessions share is accounted by its owner.
     fn bytes(&self) -> usize;
-    /// The successors that it has learnt, for later requests; `None` for a drafter that learns
-    /// none.
-    fn successors(&self) -> Option<&Successors> {
-        None
-    }
 }
 
 /// The requests whose texts a drafter uses.
@@ -198,8 +176,6 @@ pub enum Source {
     Prediction,
     /// Phrases of the operator's, and the skeletons of the prompt's schemas.
     Phrasebook,
-    /// The target's likeliest successors of the last token.
-    Recycling,
     /// The target's own head.
     Head,
     /// A local language model.
@@ -212,15 +188,8 @@ pub const BUCKETS: usize = 6;
 
 impl Source {
     /// Every source.
-    pub const ALL: [Self; 7] = [
-        Self::PromptLookup,
-        Self::Suffix,
-        Self::Prediction,
-        Self::Phrasebook,
-        Self::Recycling,
-        Self::Head,
-        Self::Model,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Head, Self::Model];
 
     /// Its index in [`Source::ALL`].
     pub const fn index(self) -> usize {
@@ -234,7 +203,6 @@ impl Source {
             Self::Suffix => "suffix",
             Self::Prediction => "prediction",
             Self::Phrasebook => "phrasebook",
-            Self::Recycling => "recycling",
             Self::Head => "head",
             Self::Model => "model",
         }
@@ -258,10 +226,8 @@ impl Source {
                 share if share < 1.0 => 1,
                 _ => 2,
             },
-            // By the share behind the last token, whatever the tokens before it.
-            Self::Recycling => by_share(features.share, [0.04, 0.1, 0.3, 0.6, 0.9]),
             // By its own probability, which is near the truth.
-            Self::Head => by_share(features.share, [0.1, 0.3, 0.5, 0.7, 0.9]),
+            Self::Head => [0.1, 0.3, 0.5, 0.7, 0.9].iter().filter(|&&limit| features.share >= limit).count(),
             Self::Model => match features.margin {
                 margin if margin <= 0.0 => 0,
                 margin if margin < 0.5 => 1,
@@ -279,16 +245,10 @@ impl Source {
             Self::PromptLookup | Self::Prediction => [0.5, 0.3, 0.45, 0.6, 0.75, 0.85],
             Self::Suffix => [0.15, 0.4, 0.65, 0.7, 0.75, 0.85],
             Self::Phrasebook => [0.7; BUCKETS],
-            Self::Recycling => [0.02, 0.05, 0.15, 0.5, 0.6, 0.75],
             Self::Head => [0.05, 0.25, 0.5, 0.7, 0.85, 0.95],
             Self::Model => [0.5; BUCKETS],
         }
     }
-}
-
-/// The number of limits that a share reaches.
-fn by_share(share: f32, limits: [f32; BUCKETS - 1]) -> usize {
-    limits.iter().filter(|&&limit| share >= limit).count()
 }
 
 fn by_length(match_len: u32) -> usize {
@@ -318,8 +278,6 @@ pub enum LookupSpec {
         /// True if the schemas in the prompt are used.
         schemas: bool,
     },
-    /// The target's likeliest successors of the last token.
-    Recycling,
     /// The target's own head.
     Head,
 }
@@ -332,7 +290,6 @@ impl LookupSpec {
             Self::Suffix(_) => Source::Suffix,
             Self::Prediction => Source::Prediction,
             Self::Phrasebook { .. } => Source::Phrasebook,
-            Self::Recycling => Source::Recycling,
             Self::Head => Source::Head,
         }
     }
@@ -341,11 +298,7 @@ impl LookupSpec {
     pub const fn corpus_scope(&self) -> Option<Scope> {
         match self {
             Self::Suffix(scope) => Some(*scope),
-            Self::PromptLookup(_)
-            | Self::Prediction
-            | Self::Phrasebook { .. }
-            | Self::Recycling
-            | Self::Head => None,
+            Self::PromptLookup(_) | Self::Prediction | Self::Phrasebook { .. } | Self::Head => None,
         }
     }
 
@@ -362,7 +315,7 @@ impl LookupSpec {
     /// True if it can propose anything in a session with `shared`.
     fn is_applicable(&self, shared: &Shared) -> bool {
         match self {
-            Self::PromptLookup(_) | Self::Suffix(_) | Self::Recycling => true,
+            Self::PromptLookup(_) | Self::Suffix(_) => true,
             Self::Prediction => !shared.prediction.is_empty(),
             Self::Head => shared.proposes,
             Self::Phrasebook { phrases, schemas } => {
@@ -379,7 +332,6 @@ impl LookupSpec {
         Some(match self {
             Self::PromptLookup(ngram) => Box::new(PromptLookup::new(*ngram, &shared.prediction, id)),
             Self::Suffix(scope) => Box::new(Suffix::new(shared.earlier(*scope), id)),
-            Self::Recycling => Box::new(Recycling::new(Arc::clone(&shared.successors), id)),
             Self::Head => Box::new(Head::new(id)),
             Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
             Self::Phrasebook { phrases, schemas } => {
@@ -401,9 +353,6 @@ pub struct Shared {
     pub of_tenant: View,
     /// Earlier texts of all tenants that share theirs.
     pub of_all: View,
-    /// Successors that earlier requests of the tenant have learnt; none without a tenant that is
-    /// trusted.
-    pub successors: Arc<Successors>,
     /// The client's own prediction, in the target's tokens.
     pub prediction: Arc<[TokenId]>,
     /// True if the backend sends proposals of a head.
@@ -432,7 +381,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn specs() -> [LookupSpec; 8] {
+    fn specs() -> [LookupSpec; 7] {
         let phrases = |texts: &[(&str, &str)]| {
             let texts = texts.iter().map(|(trigger, text)| ((*trigger).to_owned(), (*text).to_owned()));
             Arc::new(Phrases::new(texts.collect()).unwrap())
@@ -443,7 +392,6 @@ mod tests {
             LookupSpec::Suffix(Scope::Request),
             LookupSpec::Suffix(Scope::Tenant),
             LookupSpec::Prediction,
-            LookupSpec::Recycling,
             LookupSpec::Phrasebook { phrases: phrases(&[]), schemas: true },
             LookupSpec::Phrasebook { phrases: phrases(&[("a", "1}"), ("}", "{\"a\":")]), schemas: false },
         ]
@@ -475,13 +423,7 @@ mod tests {
     fn shared() -> Shared {
         let earlier =
             [Segment::build(&[(1, &[0, 1, 2, 3, 0, 1, 2, 4])]), Segment::build(&[(2, &[2, 2, 3, 1])])];
-        let mut successors = Successors::default();
-        for (token, next) in [(0, 1), (1, 4), (1, 2), (3, 3)] {
-            successors.follows(token, next);
-        }
-        successors.tell(2, &[(3, 0.5), (0, 0.25), (2, 0.25)]);
         Shared {
-            successors: Arc::new(successors),
             of_tenant: earlier.map(Arc::new).into(),
             prediction: Arc::new([1, 2, 3, 1, 4]),
             spelling: Some(Arc::new(Parts)),
@@ -517,7 +459,6 @@ mod tests {
             Source::PromptLookup => 150,
             Source::Suffix => 16,
             Source::Prediction => 9,
-            Source::Recycling => 400,
             Source::Phrasebook | Source::Head | Source::Model => 0,
         };
         let mut rng = crate::units::SplitMix64::new(7);

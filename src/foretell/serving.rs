@@ -268,8 +268,8 @@ impl SessionRunner {
         exchange: &Exchange,
     ) -> CorpusAccess {
         let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.memory;
-        let lookups = || ruling.rules.lookups.iter().filter(|_| drafts);
-        let scopes = lookups().filter_map(LookupSpec::corpus_scope);
+        let lookups: &[LookupSpec] = if drafts { &ruling.rules.lookups } else { &[] };
+        let scopes = lookups.iter().filter_map(LookupSpec::corpus_scope);
         let model = format!("{}/{}", exchange.replica.backend(), identity.epoch.model);
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
@@ -282,12 +282,7 @@ impl SessionRunner {
             let record = Record { at: 0, model, vocabulary, tenant, policy, prompt, output };
             remembering = remembering.recording(recorder, record);
         }
-        if !lookups().any(|spec| *spec == LookupSpec::Recycling) {
-            return remembering;
-        }
-        // Replicas that were started together share their successors.
-        let started = identity.epoch.started / 1_000_000;
-        remembering.recycling(&key, &format!("{}@{started}", identity.epoch.version))
+        remembering
     }
 
     /// The recorder, if process, policy and client let this request be recorded and it is one of

@@ -19,8 +19,8 @@ use foretell_core::control::TemperatureBucket;
 use foretell_core::control::survival::Survival;
 use foretell_core::draft::corpus::{Corpus, Key, Limits};
 use foretell_core::draft::{
-    Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Recycling, Scope, Shared,
-    Source, Spelling, Successors, Tree, View, merge,
+    Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Scope, Shared, Source,
+    Spelling, Tree, View, merge,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::Shape;
@@ -46,11 +46,6 @@ pub enum Contestant {
     Suffix,
     /// `suffix` over the request and the earlier streams.
     Memory,
-    /// `recycling` over the request alone. No verification result is recorded, so it knows only the
-    /// observed successors of each token.
-    Recycling,
-    /// `recycling` over the request and the earlier streams.
-    Recycled,
     /// `phrasebook` without phrases: only the schemas in the prompt. It needs the tokenizer of the
     /// texts.
     Phrasebook,
@@ -62,16 +57,8 @@ pub enum Contestant {
 
 impl Contestant {
     /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::PromptLookup,
-        Self::Suffix,
-        Self::Memory,
-        Self::Recycling,
-        Self::Recycled,
-        Self::Phrasebook,
-        Self::Model,
-        Self::Merged,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::PromptLookup, Self::Suffix, Self::Memory, Self::Phrasebook, Self::Model, Self::Merged];
 
     /// The name in arguments and tables.
     pub const fn name(self) -> &'static str {
@@ -79,8 +66,6 @@ impl Contestant {
             Self::PromptLookup => "prompt_lookup",
             Self::Suffix => "suffix",
             Self::Memory => "suffix_tenant",
-            Self::Recycling => "recycling",
-            Self::Recycled => "recycling_tenant",
             Self::Phrasebook => "phrasebook",
             Self::Model => "model",
             Self::Merged => "merged",
@@ -97,7 +82,6 @@ impl Contestant {
             Self::PromptLookup => Some(LookupSpec::PromptLookup(Ngram::default())),
             Self::Suffix => Some(LookupSpec::Suffix(Scope::Request)),
             Self::Memory => Some(LookupSpec::Suffix(Scope::Tenant)),
-            Self::Recycling | Self::Recycled => Some(LookupSpec::Recycling),
             Self::Phrasebook => Some(LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true }),
             Self::Model | Self::Merged => None,
         }
@@ -209,7 +193,6 @@ pub fn play(
         let context = longer(streams, at, game.context);
         let mut table = Table::sit(players, &library, stream, &context, &mut score);
         table.play(&mut survival, game, &mut score);
-        library.recycle(&table);
         library.learn(stream);
     }
     score.row(contestant.name(), workload, streams.len(), game.verify, library.bytes_per_token())
@@ -237,11 +220,10 @@ fn longer(streams: &[Stream], at: usize, wanted: usize) -> Vec<TokenId> {
     context
 }
 
-/// State that outlives a stream: the corpus and the successor table.
+/// State that outlives a stream: the corpus.
 struct Library {
     memory: Option<Corpus>,
     view: View,
-    successors: Arc<Successors>,
     spelling: Option<Arc<dyn Spelling>>,
 }
 
@@ -250,36 +232,17 @@ impl Library {
         let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
         let memory = wanted.then(|| Corpus::new(limits, 1));
         let spelling = game.spelling.map(Arc::clone);
-        let mut this = Self { memory, view: View::default(), successors: Arc::default(), spelling };
+        let mut this = Self { memory, view: View::default(), spelling };
         for stream in game.earlier {
             this.learn(stream);
-            let mut drafter = Recycling::new(Arc::default(), Source::Recycling.into());
-            for tokens in [&stream.prompt, &stream.output] {
-                drafter.observe(&Feedback { tokens, origin: Origin::Output });
-            }
-            this.adopt(&drafter);
         }
         this
     }
 
-    /// The part of the earlier streams that a drafter may read.
-    fn shared(&self, contestant: Contestant) -> Shared {
-        if contestant == Contestant::Recycling {
-            return Shared::default();
-        }
-        let (of_tenant, successors) = (Arc::clone(&self.view), Arc::clone(&self.successors));
-        Shared { of_tenant, successors, spelling: self.spelling.clone(), ..Shared::default() }
-    }
-
-    /// Takes over the successors that a drafter has observed, if it records them.
-    fn adopt(&mut self, drafter: &dyn Lookup) {
-        if let Some(seen) = drafter.successors() {
-            Arc::make_mut(&mut self.successors).adopt(seen);
-        }
-    }
-
-    fn recycle(&mut self, table: &Table<'_>) {
-        table.lookups.iter().for_each(|lookup| self.adopt(lookup.as_ref()));
+    /// The part of the earlier streams that drafters may read.
+    fn shared(&self) -> Shared {
+        let of_tenant = Arc::clone(&self.view);
+        Shared { of_tenant, spelling: self.spelling.clone(), ..Shared::default() }
     }
 
     fn learn(&mut self, stream: &Stream) {
@@ -315,11 +278,12 @@ impl<'a> Table<'a> {
         context: &[TokenId],
         score: &mut Score,
     ) -> Self {
-        let specs = players.iter().filter_map(|&player| Some((player, player.lookup()?))).enumerate();
+        let specs = players.iter().filter_map(|player| player.lookup()).enumerate();
+        let shared = library.shared();
         let mut lookups: Vec<Box<dyn Lookup>> = specs
-            .filter_map(|(at, (player, spec))| {
+            .filter_map(|(at, spec)| {
                 let id = DrafterId { source: spec.source(), number: at as u8 };
-                spec.build(id, &library.shared(player))
+                spec.build(id, &shared)
             })
             .collect();
         let begun = Instant::now();
@@ -503,9 +467,6 @@ mod tests {
             memory.rounds < 40 + 14 && memory.bytes_per_token.is_some_and(|bytes| bytes > 8.0),
             "{memory:?}"
         );
-        let (alone, recycled) = (of(Contestant::Recycling), of(Contestant::Recycled));
-        assert_eq!((alone.rounds, alone.accepted), (80, 0), "nothing repeats");
-        assert!(recycled.rounds <= 40 + 9, "the first stream is learnt for the second: {recycled:?}");
         let merged = of(Contestant::Merged);
         assert!(
             merged.rounds <= 8 + 14 && merged.mean_acceptance_length > model.mean_acceptance_length,

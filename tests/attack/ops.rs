@@ -1118,7 +1118,7 @@ fn a_snapshot_that_is_not_a_file_of_this_user_is_left_alone() {
     std::fs::create_dir(at("folder")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
     let mut named = vec!["fifo", "folder", "device"];
-    std::fs::write(at("foreign"), r#"{"version":2,"saved":0,"epochs":[]}"#).unwrap();
+    std::fs::write(at("foreign"), r#"{"version":3,"saved":0,"epochs":[]}"#).unwrap();
     // Only root can change the owner of a file; the case is left out for other users.
     if std::os::unix::fs::chown(at("foreign"), Some(65534), None).is_ok() {
         named.push("foreign");

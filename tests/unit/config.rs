@@ -511,7 +511,7 @@ fn a_named_file_that_is_not_there_is_an_error() {
 #[test]
 fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     let folder = tempfile::tempdir().unwrap();
-    let policy = "version: 1\nname: x\ndrafters:\n- { kind: prompt_lookup }\n- { kind: recycling }\n\
+    let policy = "version: 1\nname: x\ndrafters:\n- { kind: prompt_lookup }\n- { kind: suffix }\n\
                   - kind: model\n  model: m\n  vocabulary: slem\naccept: { rule: typical, max_drift: null }\n\
                   gates:\n  waiting: 3\n  max_gap: 1s\ngamma: { fixed: 4 }\n";
     write(folder.path(), "policies/a.yaml", policy);

@@ -1,5 +1,4 @@
-//! The corpus: texts of earlier requests that `suffix` drafts from, and the successors of
-//! `recycling`, separated by tenant.
+//! The corpus: texts of earlier requests that `suffix` drafts from, separated by tenant.
 //!
 //! An entry holds the texts of one tenant with one model. Nothing is ever read from another
 //! tenant's texts, and only successful answers of a backend are learnt. A text whose beginning is
@@ -8,8 +7,7 @@
 //!
 //! Bytes are bounded: the texts of the tenant that was used least recently are evicted first, the
 //! oldest of them before the others. A text that was not used for the time to live expires in any
-//! case. Successors belong to one epoch of an engine, because they come from its answers; they are
-//! evicted after the texts of their tenant, and expire when none was learnt for the time to live.
+//! case.
 //!
 //! PURE: the owner passes the time, and publishes the views. One thread, separate from requests,
 //! does all the work.
@@ -18,7 +16,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Successors;
 use super::suffix::{DEPTH, Segment, View};
 use crate::units::{SplitMix64, Tick, TokenId};
 
@@ -32,11 +29,8 @@ const APART: usize = 8;
 /// Bytes of a chunk and of a document in addition to their tokens: an entry of a hash table each.
 const CHUNK_BYTES: usize = 40;
 const DOCUMENT_BYTES: usize = 80;
-/// Bytes of a tenant's entry in addition to its texts: its key, its tables, the list of its
-/// segments.
+/// Bytes of a tenant's entry in addition to its texts: its key and the list of its segments.
 const TENANT_BYTES: usize = 512;
-/// Bytes of a table of successors in addition to its pages: its epoch and its entry.
-const TABLE_BYTES: usize = 128;
 
 /// Owner of texts. A text is visible only to requests with the same key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -52,7 +46,7 @@ pub struct Key {
 /// Limits of size and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum bytes of all tenants' texts and successors together.
+    /// Maximum bytes of all tenants' texts together.
     pub bytes: usize,
     /// Time to live of a text that is not used.
     pub ttl: Duration,
@@ -65,8 +59,6 @@ pub struct Holdings {
     pub texts: usize,
     /// Tokens stored for these texts.
     pub tokens: usize,
-    /// Number of tokens whose successors are known, over all epochs.
-    pub successors: usize,
     /// Bytes of all of them, their indexes included.
     pub bytes: usize,
 }
@@ -83,9 +75,6 @@ pub struct Events {
     /// Texts that expired because they were not used for too long.
     pub expired: u64,
 }
-
-/// The successors of a tenant, by the epoch of the engine that they were learnt from.
-pub type Tables = HashMap<Arc<str>, Arc<Successors>>;
 
 /// A text in the corpus.
 #[derive(Clone, Copy, Debug)]
@@ -126,8 +115,6 @@ struct TenantTexts {
     /// The document that holds a chunk, by the hash of the text from its beginning to the end of
     /// that chunk.
     chunks: HashMap<u64, u64>,
-    /// Successors by epoch, and the time when they were last learnt.
-    tables: HashMap<Arc<str>, (Arc<Successors>, Tick)>,
     used: Tick,
 }
 
@@ -168,20 +155,6 @@ impl Corpus {
         true
     }
 
-    /// Learns the successors that a request has seen in an epoch of its engine. True if the tables
-    /// of its key have changed.
-    pub fn recycle(&mut self, key: &Key, epoch: &Arc<str>, seen: &Successors, now: Tick) -> bool {
-        if seen.tokens() == 0 || self.limits.bytes == 0 {
-            return false;
-        }
-        let entry = self.tenants.entry(key.clone()).or_default();
-        entry.used = entry.used.max(now);
-        let (table, used) = entry.tables.entry(Arc::clone(epoch)).or_default();
-        Arc::make_mut(table).adopt(seen);
-        *used = now;
-        true
-    }
-
     /// Marks a tenant's texts as used by a request, so that they are evicted later.
     pub fn touch(&mut self, key: &Key, now: Tick) {
         if let Some(entry) = self.tenants.get_mut(key) {
@@ -189,16 +162,14 @@ impl Corpus {
         }
     }
 
-    /// Removes texts and successors that are too old or exceed `most` bytes (at most
+    /// Removes texts that are too old or exceed `most` bytes (at most
     /// [`Limits::bytes`]); returns the keys whose views have changed.
     pub fn sweep(&mut self, most: usize, now: Tick) -> Vec<Key> {
         let most = most.min(self.limits.bytes);
         let mut changed: Vec<Key> = Vec::new();
         for (key, entry) in &mut self.tenants {
-            let tables = entry.tables.len();
-            entry.tables.retain(|_, (_, used)| now - *used <= self.limits.ttl);
             let gone = entry.expire(self.limits.ttl, now);
-            if gone > 0 || entry.tables.len() < tables {
+            if gone > 0 {
                 self.events.expired += gone;
                 changed.push(key.clone());
             }
@@ -228,8 +199,7 @@ impl Corpus {
             let is_meant = |document: &Document| whole || document.owner.as_deref() == tenant;
             let gone: Vec<u64> =
                 entry.documents.iter().filter(|(_, held)| is_meant(held)).map(|(&id, _)| id).collect();
-            let tables = if whole { std::mem::take(&mut entry.tables).len() } else { 0 };
-            if !gone.is_empty() || tables > 0 {
+            if !gone.is_empty() {
                 entry.forget(&gone);
                 changed.push(key.clone());
             }
@@ -243,18 +213,12 @@ impl Corpus {
         self.tenants.get(key).map_or_else(View::default, |entry| entry.segments.iter().cloned().collect())
     }
 
-    /// The successors of a key, by epoch; empty if it has none.
-    pub fn tables(&self, key: &Key) -> Tables {
-        let tables = self.tenants.get(key).into_iter().flat_map(|entry| &entry.tables);
-        tables.map(|(epoch, (table, _))| (Arc::clone(epoch), Arc::clone(table))).collect()
-    }
-
     /// The keys, each with its sizes.
     pub fn holdings(&self) -> impl Iterator<Item = (&Key, Holdings)> {
         self.tenants.iter().map(|(key, entry)| (key, entry.holdings()))
     }
 
-    /// Bytes of all tenants' texts and successors together.
+    /// Bytes of all tenants' texts together.
     pub fn bytes(&self) -> usize {
         self.tenants.values().map(|entry| entry.holdings().bytes).sum()
     }
@@ -322,16 +286,12 @@ impl TenantTexts {
     }
 
     fn is_empty(&self) -> bool {
-        self.documents.is_empty() && self.tables.is_empty()
+        self.documents.is_empty()
     }
 
     /// Evicts the texts that were used least recently, until `bytes` bytes are free or no text is
-    /// left; if there is no text, the successors, which are worth more per byte.
+    /// left.
     fn shrink(&mut self, bytes: usize) -> u64 {
-        if self.documents.is_empty() {
-            self.tables.clear();
-            return 0;
-        }
         let mut held: Vec<(Tick, u64, usize)> =
             self.documents.iter().map(|(&id, held)| (held.used, id, held.tokens)).collect();
         held.sort_unstable();
@@ -374,17 +334,14 @@ impl TenantTexts {
     }
 
     fn holdings(&self) -> Holdings {
-        let tables = || self.tables.values().map(|(table, _)| table);
         let segments: usize = self.segments.iter().map(|segment| segment.bytes()).sum();
         Holdings {
             texts: self.documents.len(),
             tokens: self.segments.iter().map(|segment| segment.tokens()).sum(),
-            successors: tables().map(|table| table.tokens()).sum(),
             bytes: TENANT_BYTES
                 + segments
                 + self.chunks.len() * CHUNK_BYTES
-                + self.documents.len() * DOCUMENT_BYTES
-                + tables().map(|table| table.bytes() + TABLE_BYTES).sum::<usize>(),
+                + self.documents.len() * DOCUMENT_BYTES,
         }
     }
 }
@@ -506,49 +463,5 @@ mod tests {
         let view = corpus.view(&all);
         assert_eq!((next(&view, &text(1, 8)), next(&view, &text(2, 8))), (None, Some(20_008)));
         assert!(corpus.sweep(0, minutes(0)) == [all] && corpus.bytes() == 0, "no room at all");
-    }
-
-    /// Successors by which `token` is followed by `next`.
-    fn pair(token: TokenId, next: TokenId) -> Successors {
-        let mut seen = Successors::default();
-        seen.follows(token, next);
-        seen
-    }
-
-    /// The likeliest successor that a key's table of an epoch has for a token.
-    fn successor(corpus: &Corpus, key: &Key, epoch: &str, token: TokenId) -> Option<TokenId> {
-        corpus.tables(key).get(epoch)?.row(token).iter().next().map(|(next, _)| next)
-    }
-
-    #[test]
-    fn successors_belong_to_a_tenant_and_an_epoch_and_expire_with_them() {
-        let mut corpus = corpus(1 << 20);
-        let epochs: [Arc<str>; 2] = ["1".into(), "2".into()];
-        assert!(corpus.recycle(&key("a"), &epochs[0], &pair(1, 2), minutes(0)));
-        assert!(corpus.recycle(&key("a"), &epochs[1], &pair(1, 3), minutes(30)));
-        assert!(corpus.recycle(&key("b"), &epochs[0], &pair(1, 4), minutes(0)));
-        assert!(
-            !corpus.recycle(&key("c"), &epochs[0], &Successors::default(), minutes(0)),
-            "nothing was seen"
-        );
-        let first = |corpus: &Corpus, tenant, epoch| successor(corpus, &key(tenant), epoch, 1);
-        assert_eq!([first(&corpus, "a", "1"), first(&corpus, "a", "2")], [Some(2), Some(3)]);
-        assert_eq!([first(&corpus, "b", "1"), first(&corpus, "c", "1")], [Some(4), None]);
-        assert_eq!(corpus.sweep(usize::MAX, minutes(70)), [key("a"), key("b")], "not learnt for an hour");
-        assert_eq!([first(&corpus, "a", "1"), first(&corpus, "a", "2")], [None, Some(3)]);
-        assert_eq!((corpus.clear(Some("a")), corpus.bytes()), (vec![key("a")], 0));
-    }
-
-    #[test]
-    fn successors_are_evicted_after_the_texts_of_their_tenant() {
-        let mut corpus = corpus(1 << 20);
-        corpus.recycle(&key("a"), &"1".into(), &pair(1, 2), minutes(0));
-        corpus.learn(&key("a"), None, &text(1, 1_000), minutes(0));
-        corpus.recycle(&key("b"), &"1".into(), &pair(1, 3), minutes(1));
-        corpus.sweep(corpus.bytes() - 1, minutes(1));
-        assert_eq!((corpus.events().evicted, successor(&corpus, &key("a"), "1", 1)), (1, Some(2)));
-        corpus.sweep(corpus.bytes() - 1, minutes(1));
-        let first = ["a", "b"].map(|tenant| successor(&corpus, &key(tenant), "1", 1));
-        assert_eq!(first, [None, Some(3)], "the tenant that was used least recently");
     }
 }

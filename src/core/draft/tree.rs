@@ -18,7 +18,7 @@ pub struct Features {
     /// Logit of the token minus the highest of the others, by the drafter (model drafters).
     pub margin: f32,
     /// Share of the earlier occurrences that continued with this token, 0 to 1 (drafters that
-    /// count), or its probability after the token before it (drafters of successors).
+    /// count), or its probability (the head).
     pub share: f32,
 }
 

@@ -20,9 +20,9 @@ use super::start::{Permission, Rules};
 use crate::control::{
     Class, Control, Measurements, Quote, Round, RoundCosts, TemperatureBucket, Tuning, Way,
 };
-use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Successors, Tree, VerifyFeedback, merge};
+use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Tree, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
-use crate::words::{PlainReason, Proposal, Put, VerifyMethod, VerifyResult};
+use crate::words::{PlainReason, Proposal, Put, VerifyMethod};
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
@@ -318,20 +318,6 @@ impl SpeculationController {
         self.fed = self.fed.max(end);
     }
 
-    /// Passes the verification result of a draft that follows `output`, and that is used, to the
-    /// lookups.
-    pub fn observe_result(&mut self, draft: &Tree, result: &VerifyResult, output: &[TokenId]) {
-        let Some(&after) = output.last().or(self.prompt.as_ref().and_then(|prompt| prompt.last())) else {
-            return;
-        };
-        for lookup in self.slots.iter_mut().filter_map(SessionDrafter::lookup_mut) {
-            lookup.observe_result(&VerifyFeedback { after, draft, result });
-        }
-        if let Some(proposal) = &result.proposal {
-            self.observe_proposal(proposal, output.len());
-        }
-    }
-
     /// Passes a proposal of the backend to the lookups: its tokens follow `output` tokens of the
     /// output and [`Proposal::behind`].
     pub fn observe_proposal(&mut self, proposal: &Proposal, output: usize) {
@@ -349,11 +335,6 @@ impl SpeculationController {
     /// Bytes that the lookups hold for this session.
     pub fn lookup_bytes(&self) -> usize {
         self.lookups().map(Lookup::bytes).sum()
-    }
-
-    /// The table of successors, if a drafter of this session keeps one.
-    pub fn successors(&self) -> Option<&Successors> {
-        self.lookups().find_map(Lookup::successors)
     }
 
     fn caught_up(&self, done: usize) -> bool {

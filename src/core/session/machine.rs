@@ -22,7 +22,6 @@ use super::{
     Action, ActionId, Delta, Doubted, Event, Fault, Finish, PlainRequest, Stopped, Summary, footprint,
 };
 use crate::control::{Control, Presence};
-use crate::draft::Successors;
 use crate::units::{Tick, TokenId};
 use crate::words::PlainReason;
 
@@ -181,11 +180,6 @@ impl<W: Walk> Session<W> {
     /// estimate of the rest.
     pub fn bytes(&self) -> u64 {
         footprint(self.prompt().len() + self.output().len()) + self.controller.lookup_bytes() as u64
-    }
-
-    /// The table of successors, if a drafter of this request keeps one.
-    pub fn successors(&self) -> Option<&Successors> {
-        self.controller.successors()
     }
 
     /// The cause that ended the output before its limit; `None` while it goes on, and at the limit.

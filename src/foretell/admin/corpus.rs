@@ -22,15 +22,15 @@ pub(super) fn shown(corpus: &CorpusHandle) -> Response<Body> {
     }
     let entry = |((tenant, model), held): (&(Option<String>, String), &Holdings)| {
         let scope = if tenant.is_some() { "tenant" } else { "global" };
-        json!({ "tenant": tenant, "scope": scope, "model": model, "texts": held.texts, "tokens": held.tokens, "successors": held.successors, "bytes": held.bytes })
+        json!({ "tenant": tenant, "scope": scope, "model": model, "texts": held.texts, "tokens": held.tokens, "bytes": held.bytes })
     };
     let entries: Vec<Value> = entries.iter().map(entry).collect();
-    let told = json!({ "texts": sum.texts, "tokens": sum.tokens, "successors": sum.successors, "bytes": sum.bytes, "entries": entries });
+    let told = json!({ "texts": sum.texts, "tokens": sum.tokens, "bytes": sum.bytes, "entries": entries });
     json_response(StatusCode::OK, &told)
 }
 
-/// Answers `POST /api/corpus/clear?tenant=`: removes the texts and successors of a tenant; without
-/// `tenant`, those of all.
+/// Answers `POST /api/corpus/clear?tenant=`: removes the texts of a tenant; without `tenant`, those
+/// of all.
 pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>, body: &[u8]) -> Response<Body> {
     if !matches!(body.trim_ascii(), b"" | b"{}") {
         // A tenant that is named there would be ignored, and everything cleared.
@@ -76,7 +76,6 @@ fn tenant(query: &str) -> Result<Option<String>, String> {
 fn add(to: &mut Holdings, held: Holdings) {
     to.texts += held.texts;
     to.tokens += held.tokens;
-    to.successors += held.successors;
     to.bytes += held.bytes;
 }
 

@@ -24,8 +24,8 @@ use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
 pub use access::CorpusAccess;
 pub use file::sibling;
-use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Tables};
-use foretell_core::draft::{Successors, View};
+use foretell_core::draft::View;
+use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits};
 use foretell_core::units::{Tick, TokenId};
 use parking_lot::RwLock;
 
@@ -66,13 +66,12 @@ struct Shared {
 
 struct Shown {
     view: View,
-    tables: Tables,
     holdings: Holdings,
     /// When a request last read it, microseconds of [`Tick`].
     used: AtomicU64,
 }
 
-/// Data of one request to be added: its text, its successors, or both.
+/// The text of one request to be added.
 struct Contribution {
     /// Keys under which its text is added.
     keys: Vec<Key>,
@@ -80,18 +79,12 @@ struct Contribution {
     /// Number of clears when its request began.
     generation: u64,
     text: Vec<TokenId>,
-    /// Its successors, with their key and epoch.
-    seen: Option<(Epoch, Successors)>,
 }
-
-/// The key of successors, and the epoch of the engine that they come from.
-type Epoch = (Key, Arc<str>);
 
 impl Contribution {
     /// Tokens that the worker has to process.
     fn tokens(&self) -> usize {
-        let seen = self.seen.as_ref().map_or(0, |(_, seen)| seen.tokens());
-        self.text.len() * self.keys.len() + seen
+        self.text.len() * self.keys.len()
     }
 }
 
@@ -144,14 +137,6 @@ impl CorpusHandle {
         let Some(shown) = entries.get(key) else { return View::default() };
         shown.used.store(self.shared.now().0, Ordering::Relaxed);
         Arc::clone(&shown.view)
-    }
-
-    /// The successors that were learnt in an epoch.
-    fn successors(&self, (key, epoch): &Epoch) -> Arc<Successors> {
-        let entries = self.shared.entries.read();
-        let Some(shown) = entries.get(key) else { return Arc::default() };
-        shown.used.store(self.shared.now().0, Ordering::Relaxed);
-        shown.tables.get(epoch).cloned().unwrap_or_default()
     }
 
     /// Queues a text to be indexed. If too much is waiting already it is dropped, and counted.
@@ -307,20 +292,14 @@ impl Worker {
         of(None) || (owner.is_some() && of(owner))
     }
 
-    /// Adds a text under each of its keys, and successors under theirs; returns the keys that have
-    /// changed.
+    /// Adds a text under each of its keys; returns those that have changed.
     fn learn(&mut self, contribution: &Contribution, now: Tick) -> Vec<Key> {
-        let Contribution { keys, owner, text, seen, .. } = contribution;
+        let Contribution { keys, owner, text, .. } = contribution;
         let mut changed: Vec<Key> = Vec::new();
         for key in keys {
             if self.memory.learn(key, owner.as_ref(), text, now) {
                 changed.push(key.clone());
             }
-        }
-        if let Some(((key, epoch), seen)) = seen
-            && self.memory.recycle(key, epoch, seen, now)
-        {
-            changed.push(key.clone());
         }
         changed
     }
@@ -342,23 +321,19 @@ impl Worker {
                 entries.remove(key);
                 continue;
             };
-            let (view, tables) = (self.memory.view(key), self.memory.tables(key));
+            let view = self.memory.view(key);
             if let Some(shown) = entries.get_mut(key) {
-                (shown.view, shown.tables, shown.holdings) = (view, tables, holdings);
+                (shown.view, shown.holdings) = (view, holdings);
             } else {
                 let used = AtomicU64::new(now.0);
-                entries.insert(key.clone(), Shown { view, tables, holdings, used });
+                entries.insert(key.clone(), Shown { view, holdings, used });
             }
         }
         drop(entries);
         let sum = |of: fn(&Holdings) -> usize| held.values().map(of).sum::<usize>();
-        let [texts, tokens, successors, bytes] = [
-            sum(|held| held.texts),
-            sum(|held| held.tokens),
-            sum(|held| held.successors),
-            sum(|held| held.bytes),
-        ];
-        let told = Holdings { texts, tokens, successors, bytes };
+        let [texts, tokens, bytes] =
+            [sum(|held| held.texts), sum(|held| held.tokens), sum(|held| held.bytes)];
+        let told = Holdings { texts, tokens, bytes };
         shared.observer.metrics().corpus.holds(told, self.memory.events());
         let new = self.process_memory.take(bytes as u64);
         self.held = new;

@@ -21,8 +21,8 @@ use crate::fleet::identity::Epoch;
 use crate::http::drain::Lifecycle;
 use foretell_core::control::Control;
 
-/// The version of the file: 2 since drafter statistics are kept for each model separately.
-const VERSION: u32 = 2;
+/// The version of the file: statistics are kept by kind of drafter, in their order.
+const VERSION: u32 = 3;
 /// Interval between writes.
 const EVERY: Duration = Duration::from_mins(1);
 

@@ -253,7 +253,7 @@ impl SessionLoop {
         }
         if summary.finish.is_some() {
             let session = &self.session;
-            self.remembering.learn(session.prompt(), session.output(), session.successors());
+            self.remembering.learn(session.prompt(), session.output());
         }
         let own = self.own_count(&summary);
         let counted = self.parse_whole(&mut summary, own).await;

@@ -260,7 +260,7 @@ impl Work {
     /// Adds the text to the corpus and notes the projected speedup.
     fn learn(&mut self, summary: &Summary) {
         let Some((session, _)) = &self.session else { return };
-        self.run.remembering.learn(session.prompt(), session.output(), session.successors());
+        self.run.remembering.learn(session.prompt(), session.output());
         if let Some((gain, basis)) = summary.projected_speedup {
             self.run.drawn.would_have(gain, basis);
         }

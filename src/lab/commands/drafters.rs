@@ -23,8 +23,7 @@ const MAX_VERIFY: f64 = 60e3;
 /// Play recorded texts with each of some drafters, and compare them.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DraftersArgs {
-    /// The drafters, of
-    /// prompt_lookup|suffix|suffix_tenant|recycling|recycling_tenant|phrasebook|model|merged.
+    /// The drafters, of prompt_lookup|suffix|suffix_tenant|phrasebook|model|merged.
     #[arg(value_name = "LIST", value_delimiter = ',', required = true)]
     pub drafters: Vec<String>,
     /// The recorded texts, one {"prompt", "output", "choices"} of token ids per line.
@@ -131,8 +130,7 @@ fn refuse(unusable: &Unusable) -> Exit {
 fn read(args: &DraftersArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
     let value = |flag, allowed, got: String| Unusable::Value { flag, allowed, got };
     let parse = |name: &String| {
-        let allowed =
-            "prompt_lookup, suffix, suffix_tenant, recycling, recycling_tenant, phrasebook, model, merged";
+        let allowed = "prompt_lookup, suffix, suffix_tenant, phrasebook, model, merged";
         Contestant::parse(name).ok_or_else(|| value("drafters", allowed, name.clone()))
     };
     let players = args.drafters.iter().map(parse).collect::<Result<Vec<_>, _>>()?;

@@ -92,7 +92,7 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
     ];
     let lookups = [
         vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
-        vec![LookupSpec::Suffix(Scope::Request), LookupSpec::Recycling, LookupSpec::Head],
+        vec![LookupSpec::Suffix(Scope::Request), LookupSpec::Head],
         Vec::new(),
     ];
     let reasons = [PlainReason::Client, PlainReason::Observe, PlainReason::Holdback];

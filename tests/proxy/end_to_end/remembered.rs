@@ -204,34 +204,3 @@ async fn a_snapshot_carries_texts_over_a_restart_and_a_damaged_one_is_a_clean_st
     let house = build().await;
     assert_eq!(get(house.admin(), "/api/corpus").await.json()["texts"], json!(0));
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn successors_are_those_of_a_tenant_and_go_when_they_are_cleared() {
-    let policy = "version: 1\nname: r\ndrafters: [{ kind: recycling }]\ngamma: { fixed: 8 }\n";
-    let house =
-        House::build(Setup { policies: &[policy], more: TENANTS.to_owned(), ..Setup::default() }).await;
-    let of = |tenant: &str| format!("x-tenant: {tenant}\r\n");
-    let off = format!("{}x-foretell-corpus: off\r\n", of("a"));
-    let (plain, ask) = (house.direct(&ask(5)).await, ask(5));
-    let (_, before) = pass(&house, &ask, &off).await;
-    assert_eq!(learnt(house.admin()).await["successors"], json!(0), "it leaves nothing");
-    let (first, alone) = pass(&house, &ask, &of("a")).await;
-    assert!((alone - before).abs() < 1e-9, "{before} {alone}");
-    let held = learnt(house.admin()).await;
-    assert_eq!((&held["texts"], &held["entries"][0]["tenant"]), (&json!(0), &json!("a")), "{held}");
-    assert!(held["successors"].as_u64().unwrap() > 10, "{held}");
-    let (second, after) = pass(&house, &ask, &of("a")).await;
-    assert!(after > 1.2 * before, "{before} {after}");
-    for (who, fields) in [("another tenant", of("b")), ("nobody", String::new()), ("no corpus", off)] {
-        let (_, other) = pass(&house, &ask, &fields).await;
-        assert!((other - before).abs() < 1e-9, "{who} drafts as from an empty corpus: {before} {other}");
-    }
-    for answer in [&first, &second] {
-        assert_eq!(answer.plain, plain.plain);
-    }
-    learnt(house.admin()).await;
-    send(house.admin(), "/api/corpus/clear?tenant=a", "", &json!({})).await;
-    let (_, again) = pass(&house, &ask, &of("a")).await;
-    assert!((again - before).abs() < 1e-9, "{before} {again}");
-    House::assert_calm();
-}

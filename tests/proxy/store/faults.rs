@@ -97,8 +97,8 @@ async fn another_version_and_unreadable_entries_are_left_out() {
     let (now, sidecars) = ("4000000000", "foretell:sidecars");
     server.command(&["ZADD", sidecars, now, "99/stranger"]);
     for (id, entry) in [("a", "no JSON"), ("b", "{}"), ("c", "{\"saved\":1,\"learnt\":{\"models\":7}}")] {
-        server.command(&["SET", &format!("foretell:1:sidecar:{id}"), entry]);
-        server.command(&["ZADD", sidecars, now, &format!("1/{id}")]);
+        server.command(&["SET", &format!("foretell:2:sidecar:{id}"), entry]);
+        server.command(&["ZADD", sidecars, now, &format!("2/{id}")]);
     }
     let first = sidecar(&engine, &server.url(), "", &forced("kept")).await;
     until_fault(&first, "version").await;

@@ -59,7 +59,7 @@ async fn fleets_with_names_of_their_own_share_nothing() {
     let engine = engine(Pace::default()).await;
     let first = sidecar(&engine, &server.url(), ", key: one", &forced("kept")).await;
     send(&engine, &first, 0..16).await;
-    server.until_keys("one:1:sidecar:*", 1).await;
+    server.until_keys("one:2:sidecar:*", 1).await;
     let second = sidecar(&engine, &server.url(), ", key: two", &shadow()).await;
     until_up(&second, true).await;
     assert_eq!(basis(&engine, &second).await, "guess");
@@ -75,11 +75,11 @@ async fn measurements_of_a_snapshot_are_not_counted_a_second_time() {
     let first = before(&engine, &process, "", &forced("kept")).await;
     send(&engine, &first, 0..16).await;
     first.end().await;
-    let former = server.keys("foretell:1:sidecar:*").pop().expect("an entry");
+    let former = server.keys("foretell:2:sidecar:*").pop().expect("an entry");
     let again = before(&engine, &process, "", &forced("kept")).await;
     until_up(&again, true).await;
     server.until_keys(&former, 0).await;
-    server.until_keys("foretell:1:sidecar:*", 1).await;
+    server.until_keys("foretell:2:sidecar:*", 1).await;
     until_sidecars(&again, 0).await;
 }
 

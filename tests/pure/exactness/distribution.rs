@@ -15,7 +15,7 @@ use foretell_core::control::{self, Control, TemperatureBucket};
 use foretell_core::draft::suffix::Segment;
 use foretell_core::draft::{
     Agreement, Budget, DrafterId, Features, Feedback, LookupSpec, Ngram, Node, Origin, Phrases, Scope,
-    Shared, Source, Spelling, Successors, Tree, Vote,
+    Shared, Source, Spelling, Tree, Vote,
 };
 use foretell_core::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell_core::session::{Ending, Rules};
@@ -31,8 +31,6 @@ pub enum Drafter {
     Chain,
     /// A bush: two children at every node.
     Bush,
-    /// The successors in verification results; this target returns them with its samples.
-    Recycling,
     /// Proposals of the target's head, which come with its answers.
     Head,
     /// Every lookup drafter, with earlier texts, a prediction and phrases.
@@ -102,7 +100,6 @@ pub fn lookups() -> Vec<LookupSpec> {
         LookupSpec::Suffix(Scope::Tenant),
         LookupSpec::Prediction,
         LookupSpec::Phrasebook { phrases: Arc::new(phrases), schemas: true },
-        LookupSpec::Recycling,
         LookupSpec::Head,
     ]
 }
@@ -110,11 +107,7 @@ pub fn lookups() -> Vec<LookupSpec> {
 /// Shared state that they use in addition to the request.
 pub fn shared() -> Shared {
     let earlier = Segment::build(&[(1, &[0, 1, 2, 1, 0, 0, 1, 2, 0, 1]), (2, &[1, 2, 0, 2, 1])]);
-    let mut successors = Successors::default();
-    successors.tell(0, &[(1, 0.6), (2, 0.3)]);
-    successors.follows(2, 0);
     Shared {
-        successors: Arc::new(successors),
         of_tenant: Arc::new([Arc::new(earlier)]),
         prediction: Arc::new([0, 1, 1, 2]),
         spelling: Some(Arc::new(Parts)),
@@ -148,7 +141,6 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
     let letters = (0..vocabulary).map(|token| vec![b'a' + token as u8]).collect();
     let lookups = match drafter {
         Drafter::Lookup => vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
-        Drafter::Recycling => vec![LookupSpec::Recycling],
         Drafter::Head => vec![LookupSpec::Head],
         Drafter::Lookups | Drafter::Merged => lookups(),
         Drafter::Chain | Drafter::Bush => Vec::new(),
@@ -175,7 +167,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
 
 pub fn draft(drafter: Drafter, target: impl Target, context: &[TokenId], gamma: usize) -> Tree {
     match drafter {
-        Drafter::Lookup | Drafter::Recycling | Drafter::Head | Drafter::Lookups => Tree::default(),
+        Drafter::Lookup | Drafter::Head | Drafter::Lookups => Tree::default(),
         Drafter::Chain => bush(target, context, gamma, 1),
         Drafter::Bush | Drafter::Merged => bush(target, context, gamma, 2),
     }
@@ -253,7 +245,7 @@ fn outcome(target: impl Target, case: &Case, control: Control, way: Way, chance:
     let mut hooks = Hooks {
         sample: &mut |ask| chance.token(&target.weights(ask.context)),
         told: &mut |context| target.row(context),
-        distribution: &mut |context| (drafter == Drafter::Recycling).then(|| target.weights(context)),
+        distribution: &mut |_| None,
         draft: &mut |context, gamma| draft(drafter, target, context, gamma).into(),
         kept: &mut |_, _| unreachable!("no draft is sampled"),
         allow: &mut |event, ahead| if unread { ahead != Some(0) } else { switches >> event.min(2) & 1 == 1 },
@@ -290,7 +282,6 @@ fn one_hot_drafts_keep_the_distribution(
         Drafter::Lookup,
         Drafter::Chain,
         Drafter::Bush,
-        Drafter::Recycling,
         Drafter::Head,
         Drafter::Lookups,
         Drafter::Merged
@@ -334,7 +325,6 @@ fn every_method_and_every_fallback_keeps_the_distribution(
         Drafter::Lookup,
         Drafter::Chain,
         Drafter::Bush,
-        Drafter::Recycling,
         Drafter::Head,
         Drafter::Lookups,
         Drafter::Merged

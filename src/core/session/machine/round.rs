@@ -182,7 +182,9 @@ impl<W: Walk> Session<W> {
             return self.verify_by(position + 1, draft, modelled, now, now);
         }
         self.watch_marks(&accepted.tokens);
-        self.controller.observe_result(&draft, result, self.output.tokens());
+        if let Some(proposal) = &result.proposal {
+            self.controller.observe_proposal(proposal, self.output.tokens().len());
+        }
         // Nodes that the dialect did not send are neither rejected nor computed.
         if let (Draft::Tree(tree), Some(put)) = (&mut draft, result.put) {
             tree.truncate(put.nodes);

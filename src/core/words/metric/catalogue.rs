@@ -160,10 +160,9 @@ sections! {
         gauge MEMORY_LIMIT = "foretell_memory_limit_bytes" [] "Limit of that memory, limits.memory.";
         gauge DRAFTER_TRAINED = "foretell_drafter_trained_timestamp_seconds" ["drafter"]
             "When a loaded drafter was trained on recorded requests, Unix time; absent for other drafters.";
-        gauge CORPUS_BYTES = "foretell_corpus_bytes" [] "Size of the corpus: earlier texts and successors that drafters look up.";
+        gauge CORPUS_BYTES = "foretell_corpus_bytes" [] "Size of the corpus: earlier texts that drafters look up.";
         gauge CORPUS_TOKENS = "foretell_corpus_tokens" [] "Tokens of these texts.";
         gauge CORPUS_TEXTS = "foretell_corpus_texts" [] "Texts in the corpus.";
-        gauge CORPUS_SUCCESSORS = "foretell_corpus_successors" [] "Tokens whose likely successors are kept in the corpus, over all tenants.";
         counter CORPUS_EVENTS = "foretell_corpus_texts_total" ["event"]
             "Texts that were `learnt`, `known` already, `evicted` for room, `expired`, or `dropped` because too many came.";
         counter RECORDED = "foretell_recorded_requests_total" ["result"]

@@ -188,7 +188,6 @@ const KINDS: &[(&str, Source)] = &[
     named(Source::PromptLookup),
     named(Source::Suffix),
     named(Source::Phrasebook),
-    named(Source::Recycling),
     named(Source::Head),
     named(Source::Prediction),
     named(Source::Model),
@@ -211,9 +210,6 @@ const fn says(kind: Source) -> &'static str {
         Source::Phrasebook => {
             "Operator phrases (trigger, continuation), and JSON skeletons by schemas of the prompt or the request; at least one."
         }
-        Source::Recycling => {
-            "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
-        }
         Source::Head => {
             "Drafts of a head on the target's hidden state, made by `foretell target` for a model that has one."
         }
@@ -230,7 +226,6 @@ fn drafter(item: &Item<'_>) -> Option<Drafter> {
             }
             Source::Suffix => LookupSpec::Suffix(scope(section)),
             Source::Phrasebook => phrasebook(section)?,
-            Source::Recycling => LookupSpec::Recycling,
             Source::Head => LookupSpec::Head,
             Source::Prediction => LookupSpec::Prediction,
             Source::Model => return model(section),

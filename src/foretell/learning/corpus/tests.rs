@@ -27,7 +27,7 @@ fn say(corpus: &CorpusHandle, key: Key, text: &[TokenId]) {
     let tenant = key.tenant.clone();
     let request =
         CorpusAccess::new(corpus, &Key { tenant: None, ..key }, tenant.as_deref(), [scope].into_iter());
-    request.learn(&text[..1], &text[1..], None);
+    request.learn(&text[..1], &text[1..]);
 }
 
 fn text(from: u32) -> Vec<TokenId> {
@@ -185,11 +185,11 @@ fn a_request_in_flight_during_a_clear_is_not_learnt() {
     let scopes = || [Scope::Tenant, Scope::Global].into_iter();
     let all = Key { tenant: None, ..key("") };
     let [of_a, of_b] = ["a", "b"].map(|tenant| CorpusAccess::new(&corpus, &all, Some(tenant), scopes()));
-    of_a.learn(&text(100), &[], None);
+    of_a.learn(&text(100), &[]);
     assert_eq!(corpus.save(&file).unwrap(), 2, "under both keys");
     assert_eq!(corpus.clear(Some("a")).unwrap(), 2);
-    of_a.learn(&text(100), &[], None);
-    of_b.learn(&text(500), &[], None);
+    of_a.learn(&text(100), &[]);
+    of_b.learn(&text(500), &[]);
     settle(&corpus);
     let context = [&[109, 110][..], &[509, 510]];
     let seen = |key: &Key| context.map(|context| next(&corpus, key, context));
@@ -219,31 +219,4 @@ fn texts_are_evicted_first_when_memory_is_short() {
     settle(&corpus);
     settle(&corpus);
     assert!(process_memory.used() - 80_000 < before * 3 / 4, "{}", process_memory.used());
-}
-
-#[test]
-fn successors_are_learnt_for_a_tenant_and_an_epoch_and_forgotten_when_asked() {
-    let corpus = corpus();
-    let all = Key { tenant: None, ..key("") };
-    let request = |tenant: Option<&str>, epoch: &str| {
-        CorpusAccess::new(&corpus, &all, tenant, std::iter::empty()).recycling(&all, epoch)
-    };
-    let mut seen = Successors::default();
-    seen.follows(7, 8);
-    let finds = |tenant: Option<&str>, epoch: &str| {
-        request(tenant, epoch).shared().successors.row(7).iter().next().map(|(token, _)| token)
-    };
-    let early = request(Some("a"), "1");
-    request(None, "1").learn(&[1], &[2], Some(&seen));
-    request(Some("a"), "1").learn(&[1], &[2], Some(&seen));
-    settle(&corpus);
-    assert_eq!([finds(Some("a"), "1"), finds(Some("a"), "2")], [Some(8), None], "a new epoch starts clean");
-    assert_eq!([finds(Some("b"), "1"), finds(None, "1")], [None, None]);
-    let held = corpus.holdings();
-    assert_eq!((held.len(), held[0].1.successors, held[0].1.texts), (1, 1, 0), "no text is kept for it");
-    assert!(corpus.shared.observer.metrics().text().contains("foretell_corpus_successors 1"));
-    assert_eq!(corpus.clear(Some("a")).unwrap(), 0);
-    early.learn(&[1], &[2], Some(&seen));
-    settle(&corpus);
-    assert_eq!((finds(Some("a"), "1"), corpus.holdings().len()), (None, 0), "under way when it was cleared");
 }

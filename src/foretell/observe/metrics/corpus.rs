@@ -13,7 +13,6 @@ pub struct CorpusMetrics {
     bytes: IntGauge,
     tokens: IntGauge,
     texts: IntGauge,
-    successors: IntGauge,
     events: IntCounterVec,
     recorded: IntCounterVec,
 }
@@ -24,7 +23,6 @@ impl CorpusMetrics {
             bytes: new.kept(make::int_gauge(metric::CORPUS_BYTES))?,
             tokens: new.kept(make::int_gauge(metric::CORPUS_TOKENS))?,
             texts: new.kept(make::int_gauge(metric::CORPUS_TEXTS))?,
-            successors: new.kept(make::int_gauge(metric::CORPUS_SUCCESSORS))?,
             events: new.kept(make::counters(metric::CORPUS_EVENTS))?,
             recorded: new.kept(make::counters(metric::RECORDED))?,
         };
@@ -53,7 +51,6 @@ impl CorpusMetrics {
         level(&self.bytes, held.bytes);
         level(&self.tokens, held.tokens);
         level(&self.texts, held.texts);
-        level(&self.successors, held.successors);
         let Events { learnt, known, evicted, expired } = events;
         for (event, count) in
             [("learnt", learnt), ("known", known), ("evicted", evicted), ("expired", expired)]
