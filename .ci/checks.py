@@ -89,7 +89,8 @@ def run(name):
     print(f"\n-- {name}: {CHECKS[name].subject}", flush=True)
     started = time.monotonic()
     status = subprocess.run(["bash", "-euo", "pipefail", "-c", CHECKS[name].command], cwd=ROOT, check=False,
-                            env=os.environ | {"PATH": f"{ROOT}/.cache/tools/bin:{os.environ['PATH']}"}).returncode
+                            env={"BIN": f"{ROOT}/target/debug/foretell"} | os.environ
+                            | {"PATH": f"{ROOT}/.cache/tools/bin:{os.environ['PATH']}"}).returncode
     print(f"-- {name}: {'passed' if status == 0 else f'FAILED, exit {status}'} after {time.monotonic() - started:.0f} s", flush=True)
     return status == 0
 
