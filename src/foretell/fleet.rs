@@ -132,13 +132,6 @@ impl Fleet {
         self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.translates(api)))
     }
 
-    /// True if some replica's engine refuses a request because of the client's own `prediction`.
-    pub fn refuses_prediction(&self) -> bool {
-        self.backends
-            .iter()
-            .any(|backend| backend.replicas().iter().any(|replica| replica.refuses_prediction()))
-    }
-
     /// True if some hosted service may be sent predictions.
     pub fn predicts(&self) -> bool {
         self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.predicts()))

@@ -20,7 +20,6 @@ pub mod mode;
 mod parsing;
 mod plain;
 pub mod plan;
-mod recovery;
 pub mod ruling;
 mod run;
 mod session_loop;

@@ -169,7 +169,7 @@ impl Codec for Onnx {
                 Ok(VerifyRequest { calls: vec![tree(engine, round)], nodes: round.draft.len() })
             }
             VerifyMethod::FanOut => Ok(fan_out(round)),
-            VerifyMethod::Score | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
+            VerifyMethod::Score => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
 

@@ -107,6 +107,9 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask:
     match identity::ask(replica, &asking, None, identity::Away::default(), &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
+        Err(unknown @ Unknown::PassedThrough(..)) => {
+            Answered::Relayed(RelayReason::NoVerifyMethod, unknown.to_string())
+        }
         Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
             Answered::Relayed(RelayReason::NoVerifyMethod, why)
         }

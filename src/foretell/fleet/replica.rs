@@ -86,7 +86,6 @@ pub struct Replica {
     /// The engine's last known dialect: kept while it is relayed.
     engine: ArcSwap<String>,
     speculates: AtomicBool,
-    refuses_prediction: AtomicBool,
     health: Arc<Health>,
     told: ArcSwapOption<ReportedLoad>,
     /// Retries that the budget refused, and retries that were sent.
@@ -166,7 +165,6 @@ impl Replica {
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
             engine: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
-            refuses_prediction: AtomicBool::new(false),
             health,
             told: ArcSwapOption::empty(),
             retries: Default::default(),
@@ -268,16 +266,6 @@ impl Replica {
     /// True if a `prediction` may be sent along for this model.
     pub fn predicts_for(&self, model: &str) -> bool {
         self.settings.predicts && !self.unpredicted.lock().contains(model)
-    }
-
-    /// True if its engine refuses a request because of the client's own `prediction`.
-    pub fn refuses_prediction(&self) -> bool {
-        self.refuses_prediction.load(Ordering::Acquire)
-    }
-
-    /// Sets whether its engine refuses a request because of the client's own `prediction`.
-    pub fn set_refuses_prediction(&self, refuses: bool) {
-        self.refuses_prediction.store(refuses, Ordering::Release);
     }
 
     /// Stores that it refuses predictions for this model.

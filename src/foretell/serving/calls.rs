@@ -191,11 +191,6 @@ impl Calls {
         &self.0.places
     }
 
-    /// Timeout of a call that no action of the session waits for.
-    pub fn patience(&self) -> Duration {
-        self.0.limits.question
-    }
-
     /// Sends the client's own request, the only call that counts in the replica's health; once more
     /// over a fresh connection if `again` returns true for the error. If a new connection does not
     /// show which process it leads to, the request is sent anyway and the second value is false:

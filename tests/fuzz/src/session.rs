@@ -87,7 +87,6 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         &[VerifyMethod::FanOut],
         &[VerifyMethod::Score, VerifyMethod::FanOut],
         &[],
-        &[VerifyMethod::Native],
         &[VerifyMethod::Score],
     ];
     let lookups = [

@@ -124,7 +124,7 @@ async fn an_explanation_is_that_of_one_choice() {
     let explain = async |more: Value| {
         let ask = Ask::new(Route::Completions, false, known(&house, &more));
         let admin = house.proxy.gateway.admin.unwrap();
-        send(admin, "/api/explain?route=completions", "", &house.said(&ask).body()).await.json()
+        send(admin, "/api/explain?route=completions", "", &ask.body()).await.json()
     };
     let told = explain(json!({})).await;
     assert_eq!((&told["path"], &told["reason"]), (&json!("eligible"), &Value::Null), "{told}");

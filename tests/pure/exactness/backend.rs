@@ -300,7 +300,6 @@ impl Put<'_> {
                 Some(drawn) => (hooks.kept)(&self.context, drawn),
                 None => self.sampled(nodes, hooks),
             },
-            VerifyMethod::Native => self.native(hooks),
             VerifyMethod::Score => self.scored(hooks),
         };
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {
@@ -329,22 +328,6 @@ impl Put<'_> {
             .chain((0..nodes).map(Some))
             .map(|parent_node| self.sample(parent_node, hooks))
             .collect()
-    }
-
-    /// The engine itself walks the chain and reports its tokens, up to the first mismatch.
-    fn native(&self, hooks: &mut Hooks<'_>) -> Vec<Row> {
-        assert_eq!(self.draft.stem(), self.draft.len(), "an engine takes a chain");
-        let mut rows = vec![self.sample(None, hooks)];
-        for node in 0..self.draft.len() {
-            let parent = node.checked_sub(1);
-            let followed =
-                |row: &Row| row.sample.and_then(|token| self.draft.child(parent, token)) == Some(node);
-            if !rows.last().is_some_and(|row| followed(row) && !row.ends) {
-                break;
-            }
-            rows.push(self.sample(Some(node), hooks));
-        }
-        rows
     }
 
     /// Rows of the positions of the chain, up to the first that is left open; a sample after all of

@@ -323,7 +323,6 @@ fn a_first_token_alone_keeps_the_distribution(
 /// Sessions with a backend that returns distributions, takes chains only, leaves positions open,
 /// has fewer lanes than the draft has nodes, or alone knows which tokens end a text.
 #[rstest]
-#[case::native(&[VerifyMethod::Native])]
 #[case::score(&[VerifyMethod::Score])]
 #[case::score_then_fan_out(&[VerifyMethod::Score, VerifyMethod::FanOut])]
 #[case::score_then_tree(&[VerifyMethod::Score, VerifyMethod::Tree])]

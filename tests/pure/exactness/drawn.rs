@@ -100,7 +100,6 @@ fn long(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[VerifyMeth
 #[rstest]
 #[case::fan_out(Drafter::Chain, 5, &[VerifyMethod::FanOut])]
 #[case::tree(Drafter::Bush, 6, &[VerifyMethod::Tree])]
-#[case::native(Drafter::Lookups, 4, &[VerifyMethod::Native])]
 fn a_quarter_of_a_million_draws_have_the_distribution_of_their_positions(
     #[case] drafter: Drafter,
     #[case] gamma: usize,

@@ -144,7 +144,6 @@ fn reference(case: &Case) -> (String, Vec<TokenId>, &'static str) {
 #[rstest]
 #[case::fan_out(&[VerifyMethod::FanOut])]
 #[case::tree(&[VerifyMethod::Tree])]
-#[case::native(&[VerifyMethod::Native])]
 #[case::score_then_fan_out(&[VerifyMethod::Score, VerifyMethod::FanOut])]
 fn the_text_is_the_plain_text(
     #[case] methods: &[VerifyMethod],
@@ -211,7 +210,7 @@ proptest! {
         seed in any::<u64>(),
         gamma in prop_oneof![Just(None), (1usize..6).prop_map(Some)],
         model in any::<bool>(),
-        methods in proptest::sample::select(vec![vec![VerifyMethod::Tree], vec![VerifyMethod::Score, VerifyMethod::FanOut], vec![VerifyMethod::Native]]),
+        methods in proptest::sample::select(vec![vec![VerifyMethod::Tree], vec![VerifyMethod::Score, VerifyMethod::FanOut]]),
         script in proptest::collection::vec(some_chaos(), 0..120),
     ) {
         let case = case(prompt, &methods, gamma, model);

@@ -77,7 +77,7 @@ fn noisy_distribution(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBu
 
 #[rstest]
 fn noise_coupled_drafts_keep_every_seeded_text(
-    #[values(VerifyMethod::FanOut, VerifyMethod::Tree, VerifyMethod::Native)] method: VerifyMethod,
+    #[values(VerifyMethod::FanOut, VerifyMethod::Tree)] method: VerifyMethod,
     #[values(3, 4)] vocabulary: usize,
 ) {
     for gamma in 1..=3 {

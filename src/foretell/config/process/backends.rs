@@ -446,7 +446,6 @@ const ALLOWED: &[(&str, Option<VerifyMethod>)] = &[
     named(VerifyMethod::Score),
     named(VerifyMethod::FanOut),
     named(VerifyMethod::Tree),
-    named(VerifyMethod::Native),
     ("prediction", None),
 ];
 const _: () = assert!(ALLOWED.len() == VerifyMethod::ALL.len() + 1, "every method can be allowed");

@@ -347,9 +347,6 @@ impl SessionLoop {
             // what the engine has computed.
             self.session.handle(id, Event::Doubt, now);
         }
-        if let Some(recovery) = &mut self.recovery {
-            recovery.push_text(&chunk.text);
-        }
     }
 
     /// Takes the log-probabilities in an event of the first call. Where the server writes tokens

@@ -135,7 +135,7 @@ impl World {
         let sequences = method.sequences(draft.len());
         let computed = match method {
             VerifyMethod::FanOut => (0..draft.len()).map(|node| draft.path(node).len()).sum(),
-            VerifyMethod::Tree | VerifyMethod::Score | VerifyMethod::Native => draft.len(),
+            VerifyMethod::Tree | VerifyMethod::Score => draft.len(),
         };
         let followed = request.script.followed(draft, request.done);
         let rows = if method == VerifyMethod::Score { request.context() + draft.len() } else { 0 };
