@@ -6,7 +6,6 @@
 
 mod client_family;
 pub mod context;
-mod distribution;
 mod gate;
 mod ledger;
 pub mod looping;
@@ -20,7 +19,6 @@ pub mod verify_result;
 
 pub use client_family::ClientFamily;
 pub use context::TokenContext;
-pub use distribution::Distribution;
 pub use gate::Gate;
 pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;

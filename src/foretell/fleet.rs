@@ -49,7 +49,7 @@ pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};
 pub use load::Load;
 pub use models::ModelName;
-pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Probed, Repeatable, Replica, ReplicaSettings};
+pub use replica::{Auth, Counters, Fresh, InvalidUrl, Probed, Repeatable, Replica, ReplicaSettings};
 
 use backend::Backend;
 use retry::RetryBudget;

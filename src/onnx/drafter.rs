@@ -16,7 +16,6 @@ use tokio::sync::oneshot;
 
 use super::forward::{Forward, ModelConfig};
 use super::open::{OpenError, Options, open};
-use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
 use foretell_engines::openai::Sampling;
@@ -27,23 +26,11 @@ use worker::{Command, CommandQueue, Task, Work};
 /// where the noise chose a token that was not the most probable one.
 pub type Drafted = (TokenId, f32);
 
-/// Tokens chosen for a request.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chosen {
-    /// The tokens in order.
-    pub tokens: Vec<Drafted>,
-    /// The same tokens with the distributions that they were drawn from, if they were drawn.
-    pub drawn: Sampled,
-}
-
-/// Length of a draft, and how its tokens are chosen.
+/// Length of a draft.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Order {
     /// Maximum number of tokens.
     pub gamma: usize,
-    /// Seed of the draws from the slot's distributions, unique to this request; `None`: the slot's
-    /// own choice.
-    pub draws: Option<u64>,
     /// The draft ends where its survival probability, as far as the model can estimate it, is below
     /// this ([`Stop`](foretell_core::draft::Stop)).
     pub min_survival: f64,
@@ -52,7 +39,7 @@ pub struct Order {
 impl From<usize> for Order {
     /// This many tokens, as the slot chooses, however unsure the model is.
     fn from(gamma: usize) -> Self {
-        Self { gamma, draws: None, min_survival: 0.0 }
+        Self { gamma, min_survival: 0.0 }
     }
 }
 
@@ -153,8 +140,7 @@ impl DrafterService {
     }
 
     /// Drafts only ids below `end`: the rows of a model may be longer than its vocabulary
-    /// (padding), and a target may end at an id that it does not know. Sampled drafts stay exact,
-    /// because no such id is ever drawn.
+    /// (padding), and a target may end at an id that it does not know.
     #[must_use]
     pub fn bounded(self, end: TokenId) -> Self {
         Self { end: self.end.min(end), ..self }
@@ -241,7 +227,7 @@ impl DrafterSlot {
     ///
     /// Of two concurrent requests only the later one is answered.
     pub async fn draft(&self, token_context: TokenContext, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
-        Ok(self.order(token_context, None, gamma.into()).await?.tokens)
+        self.order(token_context, None, gamma.into()).await
     }
 
     /// As [`Self::draft`], with the order's settings. With `target_context` the slot drafts in the
@@ -251,7 +237,7 @@ impl DrafterSlot {
         token_context: TokenContext,
         target_context: Option<TokenContext>,
         order: Order,
-    ) -> Result<Chosen, DraftFault> {
+    ) -> Result<Vec<Drafted>, DraftFault> {
         let target_context = target_context
             .map(|token_context| TargetContext { before: vec![token_context.len()], token_context });
         self.ask(token_context, target_context, Task::Draft(order)).await
@@ -263,7 +249,7 @@ impl DrafterSlot {
     pub async fn shadow(&self, token_context: TokenContext, from: usize) -> Result<Vec<TokenId>, DraftFault> {
         let from = token_context.prompt().len() + from;
         let chosen = self.ask(token_context, None, Task::Shadow { from }).await?;
-        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
+        Ok(chosen.into_iter().map(|(token, _)| token).collect())
     }
 
     /// As [`Self::shadow`] for a slot that drafts in the target's tokens, which the answer consists
@@ -276,7 +262,7 @@ impl DrafterSlot {
     ) -> Result<Vec<TokenId>, DraftFault> {
         let from = token_context.prompt().len() + from;
         let chosen = self.ask(token_context, Some(target_context), Task::Shadow { from }).await?;
-        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
+        Ok(chosen.into_iter().map(|(token, _)| token).collect())
     }
 
     async fn ask(
@@ -284,7 +270,7 @@ impl DrafterSlot {
         token_context: TokenContext,
         target_context: Option<TargetContext>,
         want: Task,
-    ) -> Result<Chosen, DraftFault> {
+    ) -> Result<Vec<Drafted>, DraftFault> {
         let (reply, answer) = oneshot::channel();
         let work = Work {
             slot: self.number,

@@ -21,7 +21,6 @@
 //! there ([`Judged::coupled`]) the whole probability of keeping x is charged, as if y were never x.
 
 mod rule;
-pub mod sampled;
 
 pub use rule::{FLY_WINDOW, Known, Rule};
 

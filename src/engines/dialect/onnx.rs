@@ -294,7 +294,7 @@ impl VerifyAnswer {
 
 #[derive(Deserialize)]
 struct VerifyRow {
-    /// `None` after the tokens that a sampled draft brought.
+    /// `None` after nodes that the samples before them do not accept.
     sample: Option<TokenId>,
     logprob: Option<f64>,
     draft_logprob: Option<f64>,

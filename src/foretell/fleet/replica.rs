@@ -5,7 +5,6 @@
 
 mod address;
 mod call;
-mod local;
 mod settings;
 
 use std::collections::HashSet;
@@ -21,7 +20,6 @@ use http::{HeaderName, HeaderValue, Uri};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-pub use local::Local;
 pub use settings::{Auth, InvalidUrl, ReplicaSettings};
 
 use self::address::{Connector, address, connector, host_of};
@@ -41,8 +39,6 @@ use foretell_engines::openai::Api;
 /// The data-parallel rank of an engine that is to compute a request. vLLM and SGLang both support
 /// it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// The address that a server in this process sees in its requests.
-const LOCAL: &str = "http://localhost";
 /// Maximum number of models stored as refusing predictions; further ones are tried every time.
 const UNPREDICTED: usize = 256;
 
@@ -124,8 +120,7 @@ impl Replica {
         connects: prometheus::Histogram,
     ) -> Result<Self, InvalidUrl> {
         let invalid = |detail: &str| InvalidUrl { url: settings.url.clone(), detail: detail.to_owned() };
-        let url = if settings.local.is_some() { LOCAL } else { &settings.url };
-        let uri: Uri = url.parse().map_err(|error| invalid(&format!("{error}")))?;
+        let uri: Uri = settings.url.parse().map_err(|error| invalid(&format!("{error}")))?;
         let parts = uri.into_parts();
         let scheme = parts.scheme.ok_or_else(|| invalid("no scheme"))?;
         if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
@@ -358,9 +353,9 @@ impl Replica {
         self.health.is_silent()
     }
 
-    /// Looks for signs of life. One that bills per token, or is in this process, gets no questions.
+    /// Looks for signs of life. One that bills per token gets no questions.
     pub(super) fn look(&self) -> Look {
-        if self.is_billed() || self.is_here() { Look::Nothing } else { self.health.look() }
+        if self.is_billed() { Look::Nothing } else { self.health.look() }
     }
 
     pub(super) fn heard(&self) {
@@ -420,11 +415,6 @@ impl Replica {
     pub fn model(&self, model: &str) -> Option<&ModelName> {
         let fits = self.settings.models.iter().filter_map(|name| Some((name.fit(model)?, name)));
         fits.min_by_key(|(fit, _)| *fit).map(|(_, name)| name)
-    }
-
-    /// True if it is in this process.
-    pub fn is_here(&self) -> bool {
-        self.settings.local.is_some()
     }
 }
 

@@ -324,7 +324,7 @@ impl PlainStream {
         match error {
             BrokenOff::Silent(_) => Fault::Silence,
             _ if !self.engine.shows_itself() => Fault::Lost,
-            BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Plain,
+            BrokenOff::Closed(_) => Fault::Plain,
         }
     }
 

@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use tokio::sync::oneshot;
 
-use super::{Chosen, DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext};
+use super::{DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext};
 use crate::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use crate::sampler::{History, Sampler, largest};
 use foretell_core::draft::{Stop, chance_by_entropy, chance_by_margin};
-use foretell_core::units::{SplitMix64, TokenId};
+use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
 use foretell_engines::openai::Sampling;
 
@@ -37,7 +37,7 @@ pub(super) struct Work {
     /// The text in the target's tokens, for a slot that drafts in those.
     pub(super) target_context: Option<TargetContext>,
     pub(super) want: Task,
-    pub(super) reply: oneshot::Sender<Result<Chosen, DraftFault>>,
+    pub(super) reply: oneshot::Sender<Result<Vec<Drafted>, DraftFault>>,
     /// Counts the request as waiting until dropped.
     pub(super) _waits: Waits,
 }
@@ -117,7 +117,7 @@ struct Open {
     work: Work,
     /// Tokens of the text in the request; the drafted tokens follow them.
     asked: usize,
-    chosen: Chosen,
+    chosen: Vec<Drafted>,
     /// The penalties' state as of the last choice; `None` before the first one. The text only grows
     /// while the request is open.
     history: Option<History>,
@@ -209,7 +209,7 @@ impl Worker {
             return;
         }
         if let Task::Draft(Order { gamma: 0, .. }) = work.want {
-            let _ = work.reply.send(Ok(Chosen::default()));
+            let _ = work.reply.send(Ok(Vec::new()));
             return;
         }
         let Some(taken) = self.slots.get_mut(&work.slot) else { return };
@@ -226,7 +226,7 @@ impl Worker {
             Task::Shadow { .. } => 0.0,
         };
         let stop = (min_survival > 0.0).then(|| Stop::new(min_survival));
-        self.open.push(Open { work, asked, chosen: Chosen::default(), history: None, stop });
+        self.open.push(Open { work, asked, chosen: Vec::new(), history: None, stop });
     }
 
     /// One run of the model over all open requests.
@@ -330,7 +330,7 @@ impl Open {
     fn rows(&self, cached: usize, feeding: usize) -> Rows {
         let end = cached + feeding;
         match self.work.want {
-            Task::Draft(_) if end < self.asked + self.chosen.tokens.len() => Rows::None,
+            Task::Draft(_) if end < self.asked + self.chosen.len() => Rows::None,
             Task::Draft(_) => Rows::Last,
             // The choice at a position is the row of the token before it.
             Task::Shadow { from } if end < from => Rows::None,
@@ -362,7 +362,7 @@ impl Open {
                 None => self.choose(taken, position, logits),
             };
             let Some(choice) = choice else { return self.answer() };
-            self.chosen.tokens.push(choice);
+            self.chosen.push(choice);
         }
         self.finish(taken, context, eos)
     }
@@ -388,27 +388,25 @@ impl Open {
         common.row(logits, &mut taken.row);
         let prompt = target_context.token_context.prompt();
         let drafts = matches!(self.work.want, Task::Draft(_));
-        let position = if drafts { 0 } else { self.chosen.tokens.len() };
+        let position = if drafts { 0 } else { self.chosen.len() };
         let before =
             target_context.before.get(position).map_or(0, |before| before.saturating_sub(prompt.len()));
         let output = target_context.token_context.output();
         let output = output.get(..before).unwrap_or(output).iter().copied();
-        let drafted = self.chosen.tokens.iter().filter(|_| drafts).map(|&(token, _)| token);
+        let drafted = self.chosen.iter().filter(|_| drafts).map(|&(token, _)| token);
         let history = grown(self.history.take(), &taken.sampler, prompt, output.chain(drafted));
         let choice = self.pick(&taken.sampler, &history, &taken.row);
         self.history = Some(history);
         choice
     }
 
-    /// The slot's own choice, or a token drawn from its distribution by the order's draw for this
-    /// position of the draft. `None` where the draft ends before that position because the
+    /// The slot's own choice. `None` where the draft ends before that position because the
     /// distribution is too uncertain.
     fn pick(&mut self, sampler: &Sampler, token_context: &History, logits: &[f32]) -> Option<Drafted> {
         let processed = sampler.process(logits, token_context);
-        let draws = matches!(self.work.want, Task::Draft(Order { draws: Some(_), .. }));
         // Nothing is drawn: the likeliest token, which is assumed to be the target's likeliest,
         // too.
-        let likeliest = processed.likeliest().filter(|_| !draws).map(|token| (token, margin(logits, token)));
+        let likeliest = processed.likeliest().map(|token| (token, margin(logits, token)));
         if let Some(stop) = &mut self.stop {
             let chance = likeliest.map_or_else(
                 || chance_by_entropy(processed.entropy()),
@@ -418,29 +416,21 @@ impl Open {
                 return None;
             }
         }
-        if likeliest.is_some() {
-            return likeliest;
-        }
-        let drawn = match self.work.want {
-            Task::Draft(Order { draws: Some(seed), .. }) => processed.distribution().map(|distribution| {
-                let position = self.chosen.drawn.chain().len();
-                self.chosen.drawn.push(distribution, SplitMix64::at(seed, position))
-            }),
-            Task::Draft(_) | Task::Shadow { .. } => None,
-        };
-        let token = drawn.unwrap_or_else(|| processed.draw());
-        Some((token, margin(logits, token)))
+        likeliest.or_else(|| {
+            let token = processed.draw();
+            Some((token, margin(logits, token)))
+        })
     }
 
     fn finish(&mut self, taken: &mut SlotState, context: usize, eos: &[TokenId]) -> bool {
         let done = match self.work.want {
             Task::Shadow { .. } => taken.cached == self.asked,
             Task::Draft(Order { gamma, .. }) => {
-                let last = self.chosen.tokens.last().and_then(|&(token, _)| taken.own(token));
+                let last = self.chosen.last().and_then(|&(token, _)| taken.own(token));
                 let full = taken.text.len() == context;
                 let ended = last.is_none_or(|token| eos.contains(&token));
                 taken.text.extend(last);
-                self.chosen.tokens.len() >= gamma || full || ended
+                self.chosen.len() >= gamma || full || ended
             }
         };
         done && self.answer()

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::world::{Case, Hooks};
-use foretell_core::draft::Draft;
+use foretell_core::draft::Tree;
 use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Parsed, Tail};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
@@ -281,7 +281,7 @@ pub fn proposed(context: &[TokenId], behind: Vec<TokenId>, vocabulary: usize) ->
 /// A draft that is sent to the backend.
 pub struct Put<'a> {
     pub case: &'a Case,
-    pub draft: &'a Draft,
+    pub draft: &'a Tree,
     pub method: VerifyMethod,
     /// Prompt and output.
     pub context: Vec<TokenId>,
@@ -295,11 +295,7 @@ impl Put<'_> {
         let lanes = if self.method == VerifyMethod::FanOut { self.case.manner.lanes } else { usize::MAX };
         let nodes = self.draft.len().min(lanes);
         let rows = match self.method {
-            VerifyMethod::FanOut => self.sampled(nodes, hooks),
-            VerifyMethod::Tree => match self.draft.sampled() {
-                Some(drawn) => (hooks.kept)(&self.context, drawn),
-                None => self.sampled(nodes, hooks),
-            },
+            VerifyMethod::FanOut | VerifyMethod::Tree => self.sampled(nodes, hooks),
             VerifyMethod::Score => self.scored(hooks),
         };
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {

@@ -59,9 +59,8 @@ fn noisy_distribution(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBu
                             for position in (context.len() - case.prompt.len()..).take(gamma) {
                                 full.push(coupled(&drafter.weights(&full), kinds[position], false));
                             }
-                            Tree::chain(&full[context.len()..], Source::Model, Features::default()).into()
+                            Tree::chain(&full[context.len()..], Source::Model, Features::default())
                         },
-                        kept: &mut |_, _| unreachable!("no draft is sampled"),
                         allow: &mut |event, _| switches >> event & 1 == 1,
                         chunk: &mut || 1,
                         chaos: &mut || None,

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::serving::drafters::{SessionModel, Translation};
-use foretell_core::draft::{Draft, Features, Node, Source, Tree, Vote};
+use foretell_core::draft::{Features, Node, Source, Tree, Vote};
 use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
 use foretell_engines::openai::Sampling;
 use foretell_engines::policy::part::TranslationMode;
 use foretell_engines::text::translate::{Anchor, Common, Translator};
 use foretell_onnx::drafter::{
-    Chosen, DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext,
+    DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext,
 };
 
 /// Share of common tokens in the text above which a drafter drafts in common tokens, if the
@@ -215,38 +215,26 @@ impl SessionTranslator {
     }
 }
 
-/// A draft in the target's tokens. A draft translated as text is never sampled: the distributions
-/// of its tokens are not known.
+/// A draft in the target's tokens.
 pub(super) async fn draft(
     drafter_slot: &DrafterSlot,
     told: BridgedContext,
     order: Order,
-) -> Result<Draft, DraftFault> {
+) -> Result<Tree, DraftFault> {
     let Order { gamma, .. } = order;
-    match told {
-        BridgedContext::Same(token_context) => {
-            drafter_slot.order(token_context, None, order).await.map(drawn)
-        }
+    let chain = match told {
+        BridgedContext::Same(token_context) => drafter_slot.order(token_context, None, order).await?,
         BridgedContext::Common { token_context, target_context, .. } => {
-            drafter_slot.order(token_context, Some(target_context), order).await.map(drawn)
+            drafter_slot.order(token_context, Some(target_context), order).await?
         }
         BridgedContext::Text { token_context, anchor, ratio } => {
             // One more than needed on average, since the last one may have to be held back.
             let own = (gamma as f64 * ratio).ceil() as usize + 1;
-            let chosen =
-                drafter_slot.order(token_context, None, Order { gamma: own, draws: None, ..order }).await?;
-            Ok(tree(&translated(&anchor, &chosen.tokens, gamma)).into())
+            let chosen = drafter_slot.order(token_context, None, Order { gamma: own, ..order }).await?;
+            translated(&anchor, &chosen, gamma)
         }
-    }
-}
-
-/// The draft of these tokens: sampled, if all of them were drawn.
-fn drawn(chosen: Chosen) -> Draft {
-    let Chosen { tokens, drawn } = chosen;
-    if drawn.chain().len() != tokens.len() || tokens.is_empty() {
-        return tree(&tokens).into();
-    }
-    Draft::drawn(drawn, tokens.iter().map(|&(_, margin)| Features { margin, ..Features::default() }))
+    };
+    Ok(tree(&chain))
 }
 
 /// The draft in the target's tokens; each has the smallest margin of the drafter tokens that it

@@ -213,7 +213,7 @@ impl World {
                 continue;
             };
             let event = match asked.what {
-                What::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma).into()),
+                What::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma)),
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
             self.deliver(question.request, request, question.action, [event])?;
