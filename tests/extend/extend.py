@@ -92,11 +92,11 @@ ADDITIONS = {
         ("src/engines/dialect.rs", "            Self::OpenAi => &relayed", "            Self::Tabby => &tabby::Tabby,\n"),
     ],
     "accept rule": [
-        ("src/core/session/accept/rule.rs", "    /// FLy (arXiv", "    /// Half of what EARS adds.\n    Half,\n"),
-        ("src/core/session/accept/rule.rs", '            Self::Fly => "fly",', '            Self::Half => "half",\n'),
-        ("src/core/session/accept/rule.rs", "            Self::Fly => {", "            Self::Half => low + slack / 2.0,\n"),
-        ("src/foretell/config/policy/file.rs", '    ("fly", Rule::Fly),', '    ("half", Rule::Half),\n'),
-        ("src/foretell/config/policy/file.rs", "            Rule::Ears | Rule::EarsScaled", "            Rule::Half => rule,\n"),
+        ("src/core/session/accept/rule.rs", "    /// Typical acceptance (Medusa", "    /// Half of what EARS adds.\n    Half,\n"),
+        ("src/core/session/accept/rule.rs", '            Self::Typical { .. } => "typical",', '            Self::Half => "half",\n'),
+        ("src/core/session/accept/rule.rs", "            Self::Typical { epsilon, delta } => {", "            Self::Half => low + slack / 2.0,\n"),
+        ("src/foretell/config/policy/file.rs", '    ("typical", Rule::Typical {', '    ("half", Rule::Half),\n'),
+        ("src/foretell/config/policy/file.rs", "            Rule::Ears { kappa } => {", "            Rule::Half => rule,\n"),
     ],
     "metric": [
         ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',

@@ -167,9 +167,10 @@ fn a_policy_file_is_understood() {
     assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (32, None, Rule::Exact));
     assert_eq!(ide.gates.max_gap, Duration::from_millis(500));
     assert_eq!(ide.label(), format!("ide-code@{}", ide.revision));
-    let lossy =
-        policy("accept: { rule: ears_gated, tolerance: { temperature: [[0, 0], [1.0, 0.3]], max: 0.3 } }");
-    assert_eq!(lossy.accept.rule, Rule::EarsGated { kappa: 0.3 });
+    let lossy = policy(
+        "accept: { rule: ears, kappa: 0.3, tolerance: { temperature: [[0, 0], [1.0, 0.3]], max: 0.3 } }",
+    );
+    assert_eq!(lossy.accept.rule, Rule::Ears { kappa: 0.3 });
     assert_eq!(lossy.accept.tolerance.temperature, [(0.0, 0.0), (1.0, 0.3)]);
     assert_eq!((lossy.accept.max_drift, lossy.accept.max_drift_rate), (Some(0.2), 0.02));
     assert_eq!(policy("accept: { rule: ears, max_drift: null }").accept.max_drift, None);

@@ -175,10 +175,9 @@ impl DrafterQuery {
         token_context: TokenContext,
         question: DrafterRequest,
     ) -> Result<Event, DraftLoss> {
-        let told = self.bridge.tell(token_context, &noise).await.ok_or(DraftLoss::Fault)?;
+        let told = self.bridge.tell(token_context).await.ok_or(DraftLoss::Fault)?;
         let seated = drafter_slot.get_or_try_init(|| async {
-            let drafter_slot = self.service.slot_translating(told.noise(noise), told.output_vocabulary());
-            drafter_slot.await.ok_or(DraftLoss::NoSlot)
+            self.service.slot(told.noise(noise)).await.ok_or(DraftLoss::NoSlot)
         });
         let drafter_slot = seated.await?;
         let event = match question {
@@ -197,16 +196,10 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
-    use foretell_engines::policy::part::TranslationMode;
     use foretell_onnx::fake::Fake;
 
     fn session_model(service: &DrafterService) -> SessionModel {
-        SessionModel {
-            name: "small".to_owned(),
-            service: service.clone(),
-            translation_mode: TranslationMode::Same,
-            translation: None,
-        }
+        SessionModel { name: "small".to_owned(), service: service.clone(), translation: None }
     }
 
     fn counted(observer: &Observer, line: &str) -> bool {

@@ -95,8 +95,7 @@ async fn a_draft_ends_where_the_model_is_unsure() {
     for first in 0..30 {
         let text = [first, 1, 2];
         let order = Order { min_survival: 0.4, ..6.into() };
-        let whole =
-            slot.order(token_context(&text, 3), None, Order { min_survival: 0.0, ..order }).await.unwrap();
+        let whole = slot.order(token_context(&text, 3), Order { min_survival: 0.0, ..order }).await.unwrap();
         let mut stop = Stop::new(0.4);
         let sure = (0..whole.len()).take_while(|&at| {
             let output = ids(whole.get(..at).unwrap());
@@ -106,7 +105,7 @@ async fn a_draft_ends_where_the_model_is_unsure() {
         });
         let sure = sure.count();
         let before = controls.runs();
-        let short = slot.order(token_context(&text, 3), None, order).await.unwrap();
+        let short = slot.order(token_context(&text, 3), order).await.unwrap();
         assert_eq!(short, whole[..sure]);
         assert!(controls.runs() - before <= sure + 1, "the last run tells that it is unsure");
         lengths.insert(sure);
@@ -122,12 +121,11 @@ async fn a_greedy_draft_ends_where_another_token_is_nearly_as_likely() {
     for first in 0..30 {
         let text = [first, 1, 2];
         let order = Order { min_survival: 0.12, ..6.into() };
-        let whole =
-            slot.order(token_context(&text, 3), None, Order { min_survival: 0.0, ..order }).await.unwrap();
+        let whole = slot.order(token_context(&text, 3), Order { min_survival: 0.0, ..order }).await.unwrap();
         let mut stop = Stop::new(0.12);
         let sure = whole.iter().take_while(|(_, margin)| stop.goes_on(chance_by_margin((*margin).into())));
         let sure = sure.count();
-        let short = slot.order(token_context(&text, 3), None, order).await.unwrap();
+        let short = slot.order(token_context(&text, 3), order).await.unwrap();
         assert_eq!(short, whole[..sure]);
         lengths.insert(sure);
     }

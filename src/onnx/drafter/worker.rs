@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use tokio::sync::oneshot;
 
-use super::{DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext};
+use super::{DraftFault, Drafted, DrafterSlot, Noise, Order};
 use crate::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use crate::sampler::{History, Sampler, largest};
 use foretell_core::draft::{Stop, chance_by_entropy, chance_by_margin};
@@ -32,10 +32,8 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) slot: usize,
-    /// The text in the model's own tokens.
+    /// The text.
     pub(super) token_context: TokenContext,
-    /// The text in the target's tokens, for a slot that drafts in those.
-    pub(super) target_context: Option<TargetContext>,
     pub(super) want: Task,
     pub(super) reply: oneshot::Sender<Result<Vec<Drafted>, DraftFault>>,
     /// Counts the request as waiting until dropped.
@@ -86,7 +84,6 @@ pub(super) enum Command {
     /// A session requests a slot.
     DrafterSlot {
         noise: Noise,
-        output_vocabulary: OutputVocabulary,
         /// See [`super::DrafterService::bounded`].
         end: TokenId,
         commands: CommandQueue,
@@ -106,10 +103,7 @@ struct SlotState {
     /// Number of its first tokens that are in the cache.
     cached: usize,
     sampler: Sampler,
-    output_vocabulary: OutputVocabulary,
     end: TokenId,
-    /// Scratch: a row of logits in the target's tokens.
-    row: Vec<f32>,
 }
 
 /// A request under way.
@@ -155,8 +149,8 @@ pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
 impl Worker {
     fn take(&mut self, command: Command) {
         match command {
-            Command::DrafterSlot { noise, output_vocabulary, end, commands, reply } => {
-                let taken = self.assign_slot(&noise, output_vocabulary, end);
+            Command::DrafterSlot { noise, end, commands, reply } => {
+                let taken = self.assign_slot(&noise, end);
                 let slot = taken.map(|number| DrafterSlot { number, commands });
                 if let Err(Some(unwanted)) = reply.send(slot) {
                     self.release_slot(unwanted.number);
@@ -167,25 +161,15 @@ impl Worker {
         }
     }
 
-    fn assign_slot(
-        &mut self,
-        noise: &Noise,
-        output_vocabulary: OutputVocabulary,
-        end: TokenId,
-    ) -> Option<usize> {
+    fn assign_slot(&mut self, noise: &Noise, end: TokenId) -> Option<usize> {
         let lane = self.model.reserve()?;
         let temperature = if noise.seed.is_some() { noise.sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..noise.sampling.clone() };
-        let eos = &self.model.config().eos;
-        let ends = match &output_vocabulary {
-            OutputVocabulary::Own => eos.clone(),
-            OutputVocabulary::Common(common) => eos.iter().filter_map(|&end| common.target(end)).collect(),
-        };
+        let ends = self.model.config().eos.clone();
         let sampler = Sampler::new(sampling, noise.seed.unwrap_or(0), noise.choice).with_ends(ends);
         let number = self.next;
         self.next += 1;
-        let taken =
-            SlotState { lane, text: Vec::new(), cached: 0, sampler, output_vocabulary, end, row: Vec::new() };
+        let taken = SlotState { lane, text: Vec::new(), cached: 0, sampler, end };
         self.slots.insert(number, taken);
         Some(number)
     }
@@ -315,14 +299,6 @@ impl SlotState {
         self.text.extend(token_context.tokens().skip(shared));
         self.cached = self.cached.min(shared);
     }
-
-    /// A chosen token, in the model's own tokens.
-    fn own(&self, token: TokenId) -> Option<TokenId> {
-        match &self.output_vocabulary {
-            OutputVocabulary::Own => Some(token),
-            OutputVocabulary::Common(common) => common.drafter(token),
-        }
-    }
 }
 
 impl Open {
@@ -357,45 +333,19 @@ impl Open {
         };
         for (row, position) in (first + 1..=end).enumerate() {
             let Some(logits) = logits.row(feed, row) else { break };
-            let choice = match &self.work.target_context {
-                Some(_) => self.choose_common(taken, logits),
-                None => self.choose(taken, position, logits),
-            };
-            let Some(choice) = choice else { return self.answer() };
+            let Some(choice) = self.choose(taken, position, logits) else { return self.answer() };
             self.chosen.push(choice);
         }
         self.finish(taken, context, eos)
     }
 
-    /// The choice at a position of the text, in the model's own tokens.
+    /// The choice at a position of the text.
     fn choose(&mut self, taken: &SlotState, position: usize, logits: &[f32]) -> Option<Drafted> {
         let prompt = self.work.token_context.prompt();
         let output = taken.text.get(prompt.len()..position).unwrap_or(&[]);
         let history = grown(self.history.take(), &taken.sampler, prompt, output.iter().copied());
         let logits = logits.get(..taken.end as usize).unwrap_or(logits);
         let choice = self.pick(&taken.sampler, &history, logits);
-        self.history = Some(history);
-        choice
-    }
-
-    /// The choice among the common tokens, in the target's, at the next requested position.
-    fn choose_common(&mut self, taken: &mut SlotState, logits: &[f32]) -> Option<Drafted> {
-        let (OutputVocabulary::Common(common), Some(target_context)) =
-            (&taken.output_vocabulary, &self.work.target_context)
-        else {
-            return self.choose(taken, 0, logits);
-        };
-        common.row(logits, &mut taken.row);
-        let prompt = target_context.token_context.prompt();
-        let drafts = matches!(self.work.want, Task::Draft(_));
-        let position = if drafts { 0 } else { self.chosen.len() };
-        let before =
-            target_context.before.get(position).map_or(0, |before| before.saturating_sub(prompt.len()));
-        let output = target_context.token_context.output();
-        let output = output.get(..before).unwrap_or(output).iter().copied();
-        let drafted = self.chosen.iter().filter(|_| drafts).map(|&(token, _)| token);
-        let history = grown(self.history.take(), &taken.sampler, prompt, output.chain(drafted));
-        let choice = self.pick(&taken.sampler, &history, &taken.row);
         self.history = Some(history);
         choice
     }
@@ -426,7 +376,7 @@ impl Open {
         let done = match self.work.want {
             Task::Shadow { .. } => taken.cached == self.asked,
             Task::Draft(Order { gamma, .. }) => {
-                let last = self.chosen.last().and_then(|&(token, _)| taken.own(token));
+                let last = self.chosen.last().map(|&(token, _)| token);
                 let full = taken.text.len() == context;
                 let ended = last.is_none_or(|token| eos.contains(&token));
                 taken.text.extend(last);

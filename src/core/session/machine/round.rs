@@ -7,7 +7,7 @@ use super::Session;
 use super::flight::{Drafting, Verifying};
 use crate::control::Presence;
 use crate::draft::Tree;
-use crate::session::accept::{Accepted, Judged, Rule, Walk};
+use crate::session::accept::{Accepted, Judged, Walk};
 use crate::session::controller::{Step, Took};
 use crate::session::{Action, Event, Fault, Judging};
 use crate::units::Tick;
@@ -105,7 +105,7 @@ impl<W: Walk> Session<W> {
     /// draws of their tokens.
     fn coupled(&self) -> bool {
         let rules = &self.rules;
-        rules.shares_noise && (rules.accept.rule == Rule::Fly || !rules.lookups.is_empty())
+        rules.shares_noise && !rules.lookups.is_empty()
     }
 
     /// Present tolerance of the acceptance rule.
