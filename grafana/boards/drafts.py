@@ -186,7 +186,7 @@ def model() -> tuple[Panel, ...]:
             "cps",
             Query(rate("foretell_drafts_total", by="kind"), "{{kind}}"),
             absent="no model drafter",
-            says="Requests per second: a `draft`, one `sampled` from their distribution, or a `shadow` draft.",
+            says="Requests per second: a `draft`, or a `shadow` draft.",
             good="follows the rounds of policies with a model drafter.",
             otherwise="none: no policy names the model, or its vocabulary does not match.",
         ),

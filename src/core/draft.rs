@@ -11,7 +11,6 @@ pub mod merge;
 pub mod phrasebook;
 pub mod prediction;
 pub mod prompt_lookup;
-pub mod sampled;
 pub mod stop;
 pub mod suffix;
 pub mod tree;
@@ -21,12 +20,10 @@ pub use merge::Merged;
 pub use phrasebook::{Phrasebook, Phrases, Spelling};
 pub use prediction::Prediction;
 pub use prompt_lookup::{Ngram, PromptLookup};
-pub use sampled::Sampled;
 pub use stop::{Stop, chance_by_entropy, chance_by_margin};
 pub use suffix::{Suffix, View};
 pub use tree::{Agreement, DrafterId, Features, Node, Tree, Vote, Votes};
 
-use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -34,80 +31,6 @@ use serde_json::Value;
 
 use crate::units::TokenId;
 use crate::words::Proposal;
-
-/// A draft for the backend. Both kinds can be read as a tree; only a tree can be merged or cut.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Draft {
-    /// One-hot nodes: the backend's samples are matched with them.
-    Tree(Tree),
-    /// A single chain that was drawn from known distributions, which are used to verify it.
-    Sampled(Lone),
-}
-
-/// A sampled chain, and its tokens as a tree.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Lone {
-    nodes: Tree,
-    drawn: Arc<Sampled>,
-}
-
-impl Draft {
-    /// The chain that the model drafter drew; `features` are those of its tokens, one for each, in
-    /// order.
-    pub fn drawn(drawn: Sampled, features: impl IntoIterator<Item = Features>) -> Self {
-        let mut nodes = Tree::default();
-        for (at, (&token, features)) in drawn.chain().iter().zip(features).enumerate() {
-            nodes.push(Node::new(token, at.checked_sub(1), Vote::new(Source::Model, features)));
-        }
-        debug_assert_eq!(nodes.len(), drawn.chain().len(), "features of every token");
-        Self::Sampled(Lone { nodes, drawn: Arc::new(drawn) })
-    }
-
-    /// The same draft, proposed by `drafter`.
-    #[must_use]
-    pub fn by(self, drafter: DrafterId) -> Self {
-        match self {
-            Self::Tree(tree) => tree.by(drafter).into(),
-            Self::Sampled(Lone { nodes, drawn }) => Self::Sampled(Lone { nodes: nodes.by(drafter), drawn }),
-        }
-    }
-
-    /// The draft without ids that are not below `end`: an engine may refuse a request with one, or
-    /// die of it. A sampled draft has none, because its drafter draws none; to cut it by its tokens
-    /// would not be exact.
-    #[must_use]
-    pub fn within(self, end: TokenId) -> Self {
-        match self {
-            Self::Tree(tree) => tree.within(end).into(),
-            sampled @ Self::Sampled(_) => sampled,
-        }
-    }
-
-    /// The sampled chain with its distributions; `None` for a tree.
-    pub fn sampled(&self) -> Option<&Arc<Sampled>> {
-        match self {
-            Self::Tree(_) => None,
-            Self::Sampled(lone) => Some(&lone.drawn),
-        }
-    }
-}
-
-impl From<Tree> for Draft {
-    fn from(tree: Tree) -> Self {
-        Self::Tree(tree)
-    }
-}
-
-impl Deref for Draft {
-    type Target = Tree;
-
-    fn deref(&self) -> &Tree {
-        match self {
-            Self::Tree(tree) => tree,
-            Self::Sampled(lone) => &lone.nodes,
-        }
-    }
-}
 
 /// Maximum size of a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ pub use parse::{CallDelta, Difference, MakeParser, Parse, Parsed};
 pub use start::{Ending, GAMMA_MAX, Hold, Limit, Permission, Rules, Start, StopOrder, VERIFY_TIMEOUT};
 
 use crate::control::costs::Basis;
-use crate::draft::Draft;
+use crate::draft::Tree;
 use crate::units::TokenId;
 use crate::words::{Ledger, PlainReason, Proposal, VerifyMethod, VerifyResult};
 
@@ -72,7 +72,7 @@ pub enum Event {
     /// A plain request has ended.
     PlainEnded(Finish),
     /// The model drafter's answer to `Draft`.
-    Draft(Draft),
+    Draft(Tree),
     /// The model drafter's answer to `Shadow`: its own choice at each requested position; `None`
     /// where that is no token of the target's.
     Shadow(Vec<Option<TokenId>>),
@@ -121,7 +121,7 @@ pub enum Action {
         from: usize,
     },
     /// Send a draft to the backend by a verification method, after the whole context.
-    Verify(Draft, VerifyMethod),
+    Verify(Tree, VerifyMethod),
     /// Stop an action in flight; its events are ignored from now on.
     Cancel(ActionId),
     /// Send this to the client.

@@ -5,7 +5,6 @@
 //! other for a name.
 
 pub mod context;
-mod distribution;
 mod gate;
 mod ledger;
 pub mod looping;
@@ -18,7 +17,6 @@ mod structure;
 pub mod verify_result;
 
 pub use context::TokenContext;
-pub use distribution::Distribution;
 pub use gate::Gate;
 pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;

@@ -11,7 +11,6 @@ pub mod confirm;
 pub mod engine;
 pub mod guarantees;
 pub mod llamacpp;
-pub mod lmdeploy;
 pub mod onnx;
 pub mod origin;
 pub mod probe;
@@ -21,8 +20,6 @@ pub mod relayed;
 pub mod score;
 pub mod sglang;
 pub mod shared;
-pub mod triton;
-pub mod trtllm;
 pub mod vllm;
 
 use serde_json::Value;
@@ -38,7 +35,7 @@ pub use chunk::{Chunk, FirstToken};
 use confirm::Confirmer;
 pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
-pub use quirks::{CacheSetting, Quirks, Usual};
+pub use quirks::{Quirks, Usual};
 pub use recognise::{Answers, Foreign, Question};
 
 /// True if the page at `path` renders requests or parses outputs: a server without the model, such
@@ -130,9 +127,9 @@ impl Dialect {
             Self::Sglang => &sglang::Sglang,
             Self::LlamaCpp => &llamacpp::LlamaCpp,
             Self::Tgi => &relayed::Relayed(Self::Tgi),
-            Self::TrtLlm => &trtllm::TrtLlm,
-            Self::Triton => &triton::Triton,
-            Self::Lmdeploy => &lmdeploy::Lmdeploy,
+            Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
+            Self::Triton => &relayed::Relayed(Self::Triton),
+            Self::Lmdeploy => &relayed::Relayed(Self::Lmdeploy),
             Self::OpenAi => &relayed::Relayed(Self::OpenAi),
             Self::Ollama => &relayed::Relayed(Self::Ollama),
             Self::Mlx => &relayed::Relayed(Self::Mlx),
@@ -435,14 +432,6 @@ pub trait Codec: Sync {
     /// # Errors
     /// [`Unreadable`]: it carries an error, or has another form.
     fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable>;
-
-    /// The finish reason of a later plain request of at most `asked` tokens whose stream closed
-    /// after `brought` tokens without a final event; `None` if this engine does not end a stream
-    /// so.
-    fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
-        let _ = (brought, asked);
-        None
-    }
 
     /// The calls that verify a draft.
     ///

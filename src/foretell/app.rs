@@ -24,7 +24,6 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use gateway::{Ended, Gateway};
-pub use served::ServedError;
 
 use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
@@ -78,9 +77,6 @@ pub enum AssembleError {
     /// A drafter could not be loaded.
     #[error(transparent)]
     Drafter(#[from] DrafterError),
-    /// A model cannot be served in this process.
-    #[error(transparent)]
-    Served(#[from] ServedError),
     /// A file that the configuration names cannot be read.
     #[error("{path}: {error}")]
     File {
@@ -302,8 +298,7 @@ struct Loaded {
 
 /// Reads the files that the configuration names, and loads the models.
 fn load(process: Process, policies: PolicySet, drafters: Drafters) -> Result<Loaded, AssembleError> {
-    let mut settings = settings(&process)?;
-    served::open(&process.backends, &mut settings.backends)?;
+    let settings = settings(&process)?;
     drafters.extend(&process, &policies)?;
     Ok(Loaded { process, policies, settings, drafters: Arc::new(drafters) })
 }
@@ -419,9 +414,6 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             Replicas::Dns { name, every, https } => {
                 let url = format!("{}://{name}", if *https { "https" } else { "http" });
                 backends.push(ReplicaSettings { url, discover: Some(*every), ..settings });
-            }
-            Replicas::Here(model) => {
-                backends.push(ReplicaSettings { url: served::url(model), ..settings });
             }
         }
     }

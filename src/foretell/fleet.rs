@@ -49,7 +49,7 @@ pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};
 pub use load::Load;
 pub use models::ModelName;
-pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Probed, Repeatable, Replica, ReplicaSettings};
+pub use replica::{Auth, Counters, Fresh, InvalidUrl, Probed, Repeatable, Replica, ReplicaSettings};
 
 use backend::Backend;
 use retry::RetryBudget;
@@ -130,13 +130,6 @@ impl Fleet {
     /// True if requests of this API are translated for some replica.
     pub fn translates(&self, api: Api) -> bool {
         self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.translates(api)))
-    }
-
-    /// True if some replica's engine refuses a request because of the client's own `prediction`.
-    pub fn refuses_prediction(&self) -> bool {
-        self.backends
-            .iter()
-            .any(|backend| backend.replicas().iter().any(|replica| replica.refuses_prediction()))
     }
 
     /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only

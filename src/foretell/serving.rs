@@ -19,7 +19,6 @@ pub mod mode;
 mod parsing;
 mod plain;
 pub mod plan;
-mod recovery;
 pub mod ruling;
 mod run;
 mod session_loop;
@@ -55,7 +54,7 @@ use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, foreca
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
 use foretell_core::session::{Permission, Rules};
-use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
+use foretell_core::words::{PlainReason, RelayReason};
 use foretell_engines::openai::{Request, Route, Sampling};
 use foretell_engines::policy::{Admitted, Relay, Ruling, Subjects};
 
@@ -192,26 +191,21 @@ impl SessionRunner {
         };
         let drafter = self.drafter(&ruling, identity);
         let model = drafter.as_ref().map(|drafter| control.model(&drafter.name));
-        let mut drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
+        let drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
         let remembering = self.remembering(permission, &ruling, identity, exchange);
         let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
         let drafts = ruling.rules.lookups.iter().any(LookupSpec::reads_schema);
         let asked = ruling.sampling.grammar.as_ref().filter(|_| drafts);
         let schema = asked.and_then(|grammar| grammar.schema().cloned()).map(Arc::new);
         let noise_is_known = identity.engine.dialect.quirks().shares_noise;
-        let samples = drafting.shares_noise() && noise_is_known && self.samples(&ruling, exchange);
         // A head is in the target itself, and draws by its noise.
         let head = identity.engine.proposes > 0 && ruling.rules.lookups.contains(&LookupSpec::Head);
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);
-        if samples {
-            drafting.sample(fresh_seed());
-        }
         let rules = Rules {
             permission,
             holdback: drawn.held_back,
             model,
             shares_noise,
-            samples,
             vocabulary: identity.tokenizer.end(),
             verify_timeout: self.setup.verify_timeout,
             draft_timeout: self.setup.draft_timeout,
@@ -242,20 +236,6 @@ impl SessionRunner {
             answer_traits,
             first_call,
         })
-    }
-
-    /// True if drafts are sampled rather than drawn with the target's own noise. Requires a target
-    /// in this process, whose distributions are available. Ruled out by a client's seed, which
-    /// makes the text a function of the target's noise; by lossy rules; by lookups, whose drafts
-    /// are merged with the model's; and by a draft timeout, which could be met or missed depending
-    /// on the tokens drawn.
-    fn samples(&self, ruling: &Ruling, exchange: &Exchange) -> bool {
-        let asked = &exchange.request.sampling;
-        let Rules { methods, accept, lookups, .. } = &ruling.rules;
-        let plain = asked.seed.is_none();
-        let free = plain && ruling.sampling.temperature > 0.0 && !accept.is_lossy();
-        let alone = lookups.is_empty() && self.setup.draft_timeout.is_none();
-        free && alone && exchange.replica.is_here() && methods.first() == Some(&VerifyMethod::Tree)
     }
 
     /// The part of the corpus that this request reads and is added to, by those drafters of its

@@ -9,41 +9,27 @@
 mod worker;
 
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 
 use tokio::sync::oneshot;
 
 use super::forward::{Forward, ModelConfig};
 use super::open::{OpenError, Options, open};
-use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
 use foretell_engines::openai::Sampling;
-use foretell_engines::text::translate::Common;
 use worker::{Command, CommandQueue, Task, Work};
 
 /// A drafted token, and the amount by which its logit exceeds the best of the others. Negative
 /// where the noise chose a token that was not the most probable one.
 pub type Drafted = (TokenId, f32);
 
-/// Tokens chosen for a request.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chosen {
-    /// The tokens in order.
-    pub tokens: Vec<Drafted>,
-    /// The same tokens with the distributions that they were drawn from, if they were drawn.
-    pub drawn: Sampled,
-}
-
-/// Length of a draft, and how its tokens are chosen.
+/// Length of a draft.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Order {
     /// Maximum number of tokens.
     pub gamma: usize,
-    /// Seed of the draws from the slot's distributions, unique to this request; `None`: the slot's
-    /// own choice.
-    pub draws: Option<u64>,
     /// The draft ends where its survival probability, as far as the model can estimate it, is below
     /// this ([`Stop`](foretell_core::draft::Stop)).
     pub min_survival: f64,
@@ -52,7 +38,7 @@ pub struct Order {
 impl From<usize> for Order {
     /// This many tokens, as the slot chooses, however unsure the model is.
     fn from(gamma: usize) -> Self {
-        Self { gamma, draws: None, min_survival: 0.0 }
+        Self { gamma, min_survival: 0.0 }
     }
 }
 
@@ -87,27 +73,6 @@ pub struct Noise {
     pub choice: u32,
     /// The target's sampling.
     pub sampling: Sampling,
-}
-
-/// The vocabulary in which a slot drafts.
-#[derive(Clone, Debug, Default)]
-pub enum OutputVocabulary {
-    /// The model's own.
-    #[default]
-    Own,
-    /// The target's: the model chooses among the tokens that both have, with the target's noise
-    /// where the seed is known.
-    Common(Arc<Common>),
-}
-
-/// The context in the target's tokens, for a slot that drafts in them
-/// ([`OutputVocabulary::Common`]).
-#[derive(Clone, Debug)]
-pub struct TargetContext {
-    /// Prompt and output.
-    pub token_context: TokenContext,
-    /// For each requested position, the number of these tokens before it.
-    pub before: Vec<usize>,
 }
 
 /// Time limit of a first draft, with the model and device warm or not.
@@ -153,8 +118,7 @@ impl DrafterService {
     }
 
     /// Drafts only ids below `end`: the rows of a model may be longer than its vocabulary
-    /// (padding), and a target may end at an id that it does not know. Sampled drafts stay exact,
-    /// because no such id is ever drawn.
+    /// (padding), and a target may end at an id that it does not know.
     #[must_use]
     pub fn bounded(self, end: TokenId) -> Self {
         Self { end: self.end.min(end), ..self }
@@ -179,20 +143,13 @@ impl DrafterService {
     pub fn try_out(&self) -> Result<(), DraftFault> {
         let (reply, answer) = oneshot::channel();
         let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
-        let slot = Command::DrafterSlot {
-            noise,
-            output_vocabulary: OutputVocabulary::Own,
-            end: self.end,
-            commands: self.commands.clone(),
-            reply,
-        };
+        let slot = Command::DrafterSlot { noise, end: self.end, commands: self.commands.clone(), reply };
         self.commands.send(slot)?;
         let slot = within(answer).flatten().ok_or(DraftFault::Stopped)?;
         let (reply, answer) = oneshot::channel();
         let work = Work {
             slot: slot.number,
             token_context: TokenContext::new(&[0], &[]),
-            target_context: None,
             want: Task::Draft(1.into()),
             reply,
             _waits: self.commands.waits(),
@@ -201,22 +158,11 @@ impl DrafterService {
         within(answer).ok_or(DraftFault::Stopped)?.map(|_| ())
     }
 
-    /// A slot for a session that drafts in the model's own tokens; `None` if all are taken or the
-    /// service has stopped.
+    /// A slot for a session; `None` if all are taken or the service has stopped.
     pub async fn slot(&self, noise: Noise) -> Option<DrafterSlot> {
-        self.slot_translating(noise, OutputVocabulary::Own).await
-    }
-
-    /// As [`Self::slot`], in the tokens of `output_vocabulary`.
-    pub async fn slot_translating(
-        &self,
-        noise: Noise,
-        output_vocabulary: OutputVocabulary,
-    ) -> Option<DrafterSlot> {
         let (reply, answer) = oneshot::channel();
         let (end, commands) = (self.end, self.commands.clone());
-        let slot = Command::DrafterSlot { noise, output_vocabulary, end, commands, reply };
-        self.commands.send(slot).ok()?;
+        self.commands.send(Command::DrafterSlot { noise, end, commands, reply }).ok()?;
         answer.await.ok().flatten()
     }
 }
@@ -241,20 +187,12 @@ impl DrafterSlot {
     ///
     /// Of two concurrent requests only the later one is answered.
     pub async fn draft(&self, token_context: TokenContext, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
-        Ok(self.order(token_context, None, gamma.into()).await?.tokens)
+        self.order(token_context, gamma.into()).await
     }
 
-    /// As [`Self::draft`], with the order's settings. With `target_context` the slot drafts in the
-    /// target's tokens, which the answer consists of; `token_context` is in the model's own.
-    pub async fn order(
-        &self,
-        token_context: TokenContext,
-        target_context: Option<TokenContext>,
-        order: Order,
-    ) -> Result<Chosen, DraftFault> {
-        let target_context = target_context
-            .map(|token_context| TargetContext { before: vec![token_context.len()], token_context });
-        self.ask(token_context, target_context, Task::Draft(order)).await
+    /// As [`Self::draft`], with the order's settings.
+    pub async fn order(&self, token_context: TokenContext, order: Order) -> Result<Vec<Drafted>, DraftFault> {
+        self.ask(token_context, Task::Draft(order)).await
     }
 
     /// The drafter's own choice at every position from output token `from` of `token_context` to
@@ -262,38 +200,13 @@ impl DrafterSlot {
     /// before `from`.
     pub async fn shadow(&self, token_context: TokenContext, from: usize) -> Result<Vec<TokenId>, DraftFault> {
         let from = token_context.prompt().len() + from;
-        let chosen = self.ask(token_context, None, Task::Shadow { from }).await?;
-        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
+        let chosen = self.ask(token_context, Task::Shadow { from }).await?;
+        Ok(chosen.into_iter().map(|(token, _)| token).collect())
     }
 
-    /// As [`Self::shadow`] for a slot that drafts in the target's tokens, which the answer consists
-    /// of.
-    pub async fn shadow_common(
-        &self,
-        token_context: TokenContext,
-        target_context: TargetContext,
-        from: usize,
-    ) -> Result<Vec<TokenId>, DraftFault> {
-        let from = token_context.prompt().len() + from;
-        let chosen = self.ask(token_context, Some(target_context), Task::Shadow { from }).await?;
-        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
-    }
-
-    async fn ask(
-        &self,
-        token_context: TokenContext,
-        target_context: Option<TargetContext>,
-        want: Task,
-    ) -> Result<Chosen, DraftFault> {
+    async fn ask(&self, token_context: TokenContext, want: Task) -> Result<Vec<Drafted>, DraftFault> {
         let (reply, answer) = oneshot::channel();
-        let work = Work {
-            slot: self.number,
-            token_context,
-            target_context,
-            want,
-            reply,
-            _waits: self.commands.waits(),
-        };
+        let work = Work { slot: self.number, token_context, want, reply, _waits: self.commands.waits() };
         self.commands.send(Command::Work(work))?;
         answer.await.map_err(|_| DraftFault::Stopped)?
     }

@@ -21,7 +21,6 @@ use super::forward::Draws;
 use super::grammar::{Allowed, Next};
 use super::noise::PositionNoise;
 use foretell_core::units::TokenId;
-use foretell_core::words::Distribution;
 use foretell_engines::openai::Sampling;
 
 /// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM reports the
@@ -329,19 +328,6 @@ impl Processed<'_> {
             Kept::All => self.logits.iter().copied().map(term).sum(),
             Kept::Some(kept) => kept.iter().map(|&(_, logit)| term(logit)).sum(),
         }
-    }
-
-    /// The whole distribution that is sampled from; `None` if the logits are not numbers.
-    pub fn distribution(&self) -> Option<Distribution> {
-        let (best, most) = self.best;
-        if self.position_noise.is_none() {
-            return Distribution::new(vec![(best, 1.0)]);
-        }
-        let weight = |token: TokenId, logit: f32| (token, (f64::from(logit - most) / self.scale).exp());
-        Distribution::new(match &self.kept {
-            Kept::All => (0..).zip(self.logits.iter()).map(|(token, &logit)| weight(token, logit)).collect(),
-            Kept::Some(kept) => kept.iter().map(|&(token, logit)| weight(token, logit)).collect(),
-        })
     }
 
     /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can

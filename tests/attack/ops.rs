@@ -249,8 +249,6 @@ backends:
     connect:
       tls: { ca: text.txt }
       auth: { token_file: no-key }
-  - name: here
-    replicas: { model: no-model }
 drafters:
   one: { path: no-drafter }
   two: { path: ., tokenizer: text.txt }
@@ -268,11 +266,10 @@ limts: {}
             "foretell.yaml:9: backends[0].models[0].tokenizer: ",
             "foretell.yaml:11: backends[0].connect.tls.ca: ",
             "foretell.yaml:12: backends[0].connect.auth.token_file: ",
-            "foretell.yaml:14: backends[1].replicas.model: ",
-            "foretell.yaml:16: drafters.one.path: ",
-            "foretell.yaml:17: drafters.two.path: ",
-            "foretell.yaml:17: drafters.two.tokenizer: ",
-            "foretell.yaml:19: limts: ",
+            "foretell.yaml:14: drafters.one.path: ",
+            "foretell.yaml:15: drafters.two.path: ",
+            "foretell.yaml:15: drafters.two.tokenizer: ",
+            "foretell.yaml:17: limts: ",
             "a.yaml:3: gamma.max: ",
         ],
     );

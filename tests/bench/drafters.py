@@ -63,7 +63,7 @@ def prompts_of(workload, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/release/foretell"))
-    parser.add_argument("--drafters", default="lookup,model,slem,tli")
+    parser.add_argument("--drafters", default="lookup,model,slem")
     parser.add_argument("--gamma", default="4")
     parser.add_argument("--workloads", default="completion,rewrite,prose,chat,hostile")
     parser.add_argument("--prompts", type=int, default=20)

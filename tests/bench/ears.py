@@ -53,7 +53,7 @@ CURVES = "{ temperature: [[0.0, 0.0], [0.4, 0.2], [0.7, 0.35], [1.0, 0.5]], load
 RULES = {
     "exact": "{ rule: exact }",
     "ears": f"{{ rule: ears, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
-    "ears_gated": f"{{ rule: ears_gated, kappa: 0.3, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
+    "ears_kappa": f"{{ rule: ears, kappa: 0.3, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
 }
 # as Medusa's authors published it, and within the default limits of drift
 TYPICAL = "rule: typical, tolerance: { temperature: [[0.0, 0.0], [0.01, 1.0]], max: 1.0 }"
@@ -61,7 +61,7 @@ RULES["typical"] = f"{{ {TYPICAL}, max_drift: null, max_drift_rate: 1.0 }}"
 RULES["typical_bounded"] = f"{{ {TYPICAL} }}"
 RULES["auto"] = RULES["ears"]
 RULES["plain"] = RULES["exact"]
-COMPARED = ("exact", "ears", "ears_gated", "auto", "plain")
+COMPARED = ("exact", "ears", "ears_kappa", "auto", "plain")
 
 
 def policy(rule, smollm2):

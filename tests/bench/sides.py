@@ -28,7 +28,7 @@ OTHER = "{{ kind: model, model: draft-other, vocabulary: {} }}"
 SUFFIX = "{ kind: suffix }"
 DRAFTERS = {"lookup": LOOKUP, "suffix": SUFFIX, "model": MODEL, "both": f"{LOOKUP}, {MODEL}", "lookups": f"{LOOKUP}, {SUFFIX}", "merged": f"{LOOKUP}, {SUFFIX}, {MODEL}",
             "two": f"{MODEL}, " + OTHER.format("slem"),
-            "slem": OTHER.format("slem"), "tli": OTHER.format("tli"), "other": OTHER.format("auto")}
+            "slem": OTHER.format("slem"), "other": OTHER.format("auto")}
 BUNDLED = {name: ROOT / "onnx/models" / name for name in ("draft-same", "draft-other")}
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 BLOCK = 5

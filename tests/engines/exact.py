@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Exactness on real engines: the output through Foretell is the output of the engine alone.
 
-    exact.py llama|vllm|onnx [--short] [--only greedy,sampled,...] [--vocabulary same|slem|tli] [--foretell BIN]
+    exact.py llama|vllm|onnx [--short] [--only greedy,sampled,...] [--vocabulary same|slem] [--foretell BIN]
              [--through URL --direct URL]
 
 Starts the engine (variant plain) and, in front of it, Foretell with forced speculation, unless both
@@ -329,7 +329,6 @@ holdback: {{ start: 0, floor: 0 }}
 DRAFTERS = {
     "same": "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }, { kind: model, model: draft-same, vocabulary: same }",
     "slem": "{ kind: model, model: draft-other, vocabulary: slem }",
-    "tli": "{ kind: model, model: draft-other, vocabulary: tli }",
 }
 FORCED = POLICY.format(drafters=DRAFTERS["same"])
 

@@ -83,8 +83,8 @@ ADDITIONS = {
          "            Source::Echo => LookupSpec::Echo,\n"),
     ],
     "dialect": [
-        ("src/engines/dialect/tabby.rs", None, "src/engines/dialect/lmdeploy.rs"),
-        ("src/engines/dialect.rs", "pub mod triton;", "pub mod tabby;\n"),
+        ("src/engines/dialect/tabby.rs", None, "src/engines/dialect/onnx.rs"),
+        ("src/engines/dialect.rs", "pub mod vllm;", "pub mod tabby;\n"),
         ("src/engines/dialect.rs", "    /// OpenAI's own API, other hosted ones", "    /// Tabby.\n    Tabby,\n"),
         ("src/engines/dialect.rs", "pub const ALL: [Self; 11]", None, "pub const ALL: [Self; 12]"),
         ("src/engines/dialect.rs", "        Self::OpenAi,\n        Self::Ollama,", "        Self::Tabby,\n"),
@@ -92,11 +92,11 @@ ADDITIONS = {
         ("src/engines/dialect.rs", "            Self::OpenAi => &relayed", "            Self::Tabby => &tabby::Tabby,\n"),
     ],
     "accept rule": [
-        ("src/core/session/accept/rule.rs", "    /// FLy (arXiv", "    /// Half of what EARS adds.\n    Half,\n"),
-        ("src/core/session/accept/rule.rs", '            Self::Fly => "fly",', '            Self::Half => "half",\n'),
-        ("src/core/session/accept/rule.rs", "            Self::Fly => {", "            Self::Half => low + slack / 2.0,\n"),
-        ("src/foretell/config/policy/file.rs", '    ("fly", Rule::Fly),', '    ("half", Rule::Half),\n'),
-        ("src/foretell/config/policy/file.rs", "            Rule::Ears | Rule::EarsScaled", "            Rule::Half => rule,\n"),
+        ("src/core/session/accept/rule.rs", "    /// Typical acceptance (Medusa", "    /// Half of what EARS adds.\n    Half,\n"),
+        ("src/core/session/accept/rule.rs", '            Self::Typical { .. } => "typical",', '            Self::Half => "half",\n'),
+        ("src/core/session/accept/rule.rs", "            Self::Typical { epsilon, delta } => {", "            Self::Half => low + slack / 2.0,\n"),
+        ("src/foretell/config/policy/file.rs", '    ("typical", Rule::Typical {', '    ("half", Rule::Half),\n'),
+        ("src/foretell/config/policy/file.rs", "            Rule::Ears { kappa } => {", "            Rule::Half => rule,\n"),
     ],
     "metric": [
         ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',
@@ -144,7 +144,7 @@ def add(copy, edits):
         path = copy / name
         if anchor is None:  # a new file, or another one under a new name
             source = copy / text if "\n" not in text else None
-            path.write_text(source.read_text().replace("Lmdeploy", "Tabby").replace("lmdeploy", "tabby") if source else text)
+            path.write_text(source.read_text().replace("Onnx", "Tabby").replace("onnx", "tabby") if source else text)
             continue
         before = path.read_text()
         if before.count(anchor) != 1:

@@ -20,7 +20,7 @@ const MODEL = "{ kind: model, model: draft-same, vocabulary: same }";
 export const POLICIES = {
   "a-watched": `version: 1\nname: watched\nmode: shadow\nmatch: { headers: { x-team: [watched] } }\ndrafters: [${LOOKUP}]\n`,
   "b-relaxed": `version: 1\nname: relaxed\nmatch: { headers: { x-team: [relaxed] } }\ndrafters: [${LOOKUP}, ${MODEL}]\ngamma: { fixed: 4 }
-accept: { rule: ears_gated, kappa: 0.3, tolerance: { temperature: [[0.0, 0.0], [1.0, 0.3]], load: [[0.0, 0.5], [0.8, 1.0]], max: 0.3 } }\n`,
+accept: { rule: ears, kappa: 0.3, tolerance: { temperature: [[0.0, 0.0], [1.0, 0.3]], load: [[0.0, 0.5], [0.8, 1.0]], max: 0.3 } }\n`,
   "c-ide-code": `version: 1\nname: ide-code\ndrafters: [${LOOKUP}, ${MODEL}]\nholdback: { start: 0.4, floor: 0.3 }\n`,
 };
 

@@ -7,7 +7,6 @@ mod drift;
 mod faults;
 #[cfg(feature = "onnx")]
 mod heads;
-mod here;
 mod hostile;
 pub mod house;
 mod middlebox;

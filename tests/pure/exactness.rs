@@ -7,7 +7,6 @@ mod distribution;
 mod drawn;
 mod greedy;
 mod lossy;
-mod sampled;
 mod seeded;
 mod toy;
 mod world;

@@ -681,7 +681,7 @@ fn no_verify_request_has_an_id_outside_the_vocabulary() {
     }
     // Neither has one that the model drafter proposes.
     let (mut desk, draft) = asking(Rules { vocabulary: 5, lookups: Vec::new(), ..rules() });
-    let asked = desk.tell(draft, Event::Draft(chain(&[4, 5]).into()));
+    let asked = desk.tell(draft, Event::Draft(chain(&[4, 5])));
     let Some((_, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
     assert_eq!(draft.nodes().iter().map(|node| node.token).collect::<Vec<_>>(), [4]);
 }
@@ -779,7 +779,7 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
     let bound = rules().verify_timeout;
     assert_eq!(desk.session.deadline(), Some(desk.now.after(bound)), "a drafter that hangs holds no client");
     desk.now = desk.now.after(bound / 2);
-    let asked = desk.tell(draft, Event::Draft(chain(&[1, 5]).into()));
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
     let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!(sent.path(1), [1, 5]);
     let asked = desk.tell(*verify, rows(&[1, 2, 3]));
@@ -792,7 +792,7 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
 fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec>, #[case] sent: &[TokenId]) {
     let timeout = Some(Duration::from_millis(30));
     let (mut desk, draft) = asking(Rules { draft_timeout: timeout, lookups, ..rules() });
-    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2]).into()));
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
     let [(verify, Action::Verify(..))] = asked[..] else { panic!("{asked:?}") };
     let asked = desk.tell(verify, rows(&[1, 2, 0]));
     let [(late, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
@@ -802,7 +802,7 @@ fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec
     };
     let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
     assert_eq!((*gone, tokens.as_slice()), (late, sent));
-    assert_eq!(desk.tell(late, Event::Draft(chain(&[9, 9]).into())), [], "too late");
+    assert_eq!(desk.tell(late, Event::Draft(chain(&[9, 9]))), [], "too late");
     // The next round uses the drafter again.
     let asked = desk.tell(*verify, rows(&[7, 7, 7][..=sent.len()]));
     assert!(matches!(asked[..], [(_, Action::Draft { .. })]), "{asked:?}");
@@ -813,7 +813,7 @@ fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec
 fn every_drafter_that_proposed_a_token_is_counted() {
     let (mut desk, draft) = asking(rules());
     // The lookup drafts the same two tokens.
-    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2]).into()));
+    let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
     let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));

@@ -218,12 +218,9 @@ async fn ten_thousand_draws_of_one_position_lie_within_the_ledger() {
         samples
             .extend(answer["choices"].as_array().unwrap().iter().map(|choice| ids(&choice["token_ids"])[0]));
     }
-    for rule in [
-        Rule::Ears,
-        Rule::EarsGated { kappa: 0.05 },
-        Rule::EarsScaled,
-        Rule::Typical { epsilon: 0.09, delta: 0.3 },
-    ] {
+    for rule in
+        [Rule::Ears { kappa: 0.0 }, Rule::Ears { kappa: 0.05 }, Rule::Typical { epsilon: 0.09, delta: 0.3 }]
+    {
         let tolerance = 0.4;
         let accept = Accept {
             rule,

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
-use foretell::config::process::{
-    self, Dialect, Process, Render, Replicas, ServedModel, Timeouts, TokenizerSource,
-};
+use foretell::config::process::{self, Dialect, Process, Render, Replicas, Timeouts, TokenizerSource};
 use foretell::config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
 use foretell::config::{declared, reference};
 use foretell_core::control::prospect;
@@ -19,7 +17,6 @@ use foretell_core::words::{Mode, VerifyMethod};
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::openai::Route;
 use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
-use foretell_onnx::open::DeviceChoice;
 use http::HeaderMap;
 use proptest::prelude::*;
 
@@ -120,8 +117,6 @@ backends:
     ranks: 4
     render: "http://10.0.0.9:8001"
     connect: { tls: { ca: ca, cert: c, key: k }, auth: { pass: false } }
-  - name: c
-    replicas: { model: some/folder, device: cpu, lanes: 4, context: 512 }
   - name: d
     replicas: ["http://d:1"]
     models: [{ id: m2 }, { id: "lora-*", base: m2 }]
@@ -154,14 +149,7 @@ backends:
     assert_eq!(renderer.port_u16(), Some(8001));
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
     assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
-    let here = ServedModel {
-        device: DeviceChoice::Cpu,
-        lanes: 4,
-        context: Some(512),
-        ..ServedModel::of("some/folder".into())
-    };
-    assert_eq!(process.backends[2].replicas, Replicas::Here(here));
-    let last = &process.backends[3];
+    let last = &process.backends[2];
     assert_eq!((&last.render, &backend.render), (&Render::Never, &Render::Backend));
     assert_eq!((backend.slots.to_string().as_str(), last.slots.to_string().as_str()), ("0", "0.5"));
     assert!(backend.billed && backend.connect.pass_auth);
@@ -178,9 +166,10 @@ fn a_policy_file_is_understood() {
     assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (32, None, Rule::Exact));
     assert_eq!(ide.gates.max_gap, Duration::from_millis(500));
     assert_eq!(ide.label(), format!("ide-code@{}", ide.revision));
-    let lossy =
-        policy("accept: { rule: ears_gated, tolerance: { temperature: [[0, 0], [1.0, 0.3]], max: 0.3 } }");
-    assert_eq!(lossy.accept.rule, Rule::EarsGated { kappa: 0.3 });
+    let lossy = policy(
+        "accept: { rule: ears, kappa: 0.3, tolerance: { temperature: [[0, 0], [1.0, 0.3]], max: 0.3 } }",
+    );
+    assert_eq!(lossy.accept.rule, Rule::Ears { kappa: 0.3 });
     assert_eq!(lossy.accept.tolerance.temperature, [(0.0, 0.0), (1.0, 0.3)]);
     assert_eq!((lossy.accept.max_drift, lossy.accept.max_drift_rate), (Some(0.2), 0.02));
     assert_eq!(policy("accept: { rule: ears, max_drift: null }").accept.max_drift, None);
@@ -301,9 +290,6 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
     assert_eq!(process.backends.len(), 1);
     assert_eq!(process.backends[0].dialect, Dialect::Of(Spoken::Onnx));
     assert_eq!(process.backends[0].replicas, Replicas::Urls(vec!["http://c:1".parse().unwrap()]));
-    flags.backend = Some("onnx:some/folder".to_owned());
-    let here = Replicas::Here(ServedModel::of("some/folder".into()));
-    assert_eq!(load(&flags, &environment).unwrap().process.backends[0].replicas, here);
     let path = environment.insert("FORETELL_CONFIG".to_owned(), flags.config.take().unwrap());
     assert_eq!(path, None);
     flags.backend = None;
@@ -389,11 +375,10 @@ fn a_server_without_a_tokenizer_of_its_own_is_given_one_by_a_flag() {
     assert!(
         model.id.matches("whatever/it-is") && model.tokenizer == TokenizerSource::File(path.clone().into())
     );
-    for backend in [None, Some("onnx:some/folder")] {
-        let told = lines(&load(&flags(backend, &path), &BTreeMap::new()).unwrap_err());
-        let says = "--tokenizer: backends[0].models[0].tokenizer: no server for it, allowed together with --backend URL";
-        assert!(told.starts_with(says), "{told}");
-    }
+    let told = lines(&load(&flags(None, &path), &BTreeMap::new()).unwrap_err());
+    let says =
+        "--tokenizer: backends[0].models[0].tokenizer: no server for it, allowed together with --backend URL";
+    assert!(told.starts_with(says), "{told}");
 }
 
 #[test]
@@ -411,7 +396,7 @@ fn a_bad_flag_is_named() {
         lines(&problems),
         "--listen: listen: not an address, allowed IP:PORT, localhost:PORT or :PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
-         --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE] or onnx:DIR, got \"http://***@host\"\n\
+         --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE], got \"http://***@host\"\n\
          --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|lmdeploy|openai|ollama|mlx, got \"onyx\"; did you mean onnx?\n\
          --policies: policies.dir: no such folder, allowed a folder with policy files, got \"no such folder\"\n"
     );

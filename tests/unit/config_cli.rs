@@ -93,20 +93,6 @@ fn a_snapshot_without_a_folder_is_warned_of() {
 }
 
 #[test]
-fn a_model_here_that_is_not_there_is_an_error() {
-    let process = "version: 1\nbackends: [{ name: a, replicas: { model: tests/workloads } }]\n";
-    let folder = Folder::new(&[("foretell.yaml", process), ("policies/a.yaml", "version: 1\nname: x\n")]);
-    let (code, told) = folder.check();
-    assert_eq!(code, 64);
-    let error = "foretell.yaml:2: backends[0].replicas.model: model.onnx: No such file or directory";
-    assert!(told.starts_with(error), "{told}");
-    let process = process.replace("tests/workloads", "onnx/models/target");
-    fs::write(folder.0.path().join("foretell.yaml"), process).unwrap();
-    let (code, told) = folder.check();
-    assert!(code == 0 && !told.contains("warning"), "{told}");
-}
-
-#[test]
 fn bad_settings_are_reported_at_once_with_exit_code_64() {
     let folder = Folder::new(&[
         ("foretell.yaml", "version: 1\nmode: on\nlimts: {}\n"),
@@ -255,14 +241,6 @@ fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
             ("grammar", Some("structured"))
         ]
     );
-}
-
-#[test]
-fn a_model_in_the_proxys_own_process_is_not_asked() {
-    let here = "version: 1\nbackends: [{ name: a, replicas: { model: nowhere } }]\n";
-    let folder = Folder::new(&[("foretell.yaml", here), ("request.json", CHAT)]);
-    let (code, told) = folder.explain(&[], false);
-    assert!(code == 0 && told.contains("a model in the proxy's own process"), "{code} {told}");
 }
 
 #[test]

@@ -240,8 +240,9 @@ impl Tree {
         self
     }
 
-    /// The tree without the nodes whose tokens are not below `end`, and without those behind them.
-    pub(super) fn within(self, end: TokenId) -> Self {
+    /// The tree without the nodes whose tokens are not below `end`, and without those behind them:
+    /// an engine may refuse a request with one, or die of it.
+    pub fn within(self, end: TokenId) -> Self {
         if self.nodes.iter().all(|node| node.token < end) {
             return self;
         }

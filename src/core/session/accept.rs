@@ -21,9 +21,8 @@
 //! there ([`Judged::coupled`]) the whole probability of keeping x is charged, as if y were never x.
 
 mod rule;
-pub mod sampled;
 
-pub use rule::{FLY_WINDOW, Known, Rule};
+pub use rule::{Known, Rule};
 
 use crate::control::Tolerance;
 use crate::draft::Tree;
@@ -132,31 +131,16 @@ pub fn walk(
     }
     let mut accepted = Accepted::default();
     let mut position = None;
-    // Number of positions left behind an accepted mismatch whose draft tokens the target is known
-    // to have chosen.
-    let mut seen = 0_usize;
     while let Some(row) = result.rows.get(position.map_or(0, |node| node + 1)) {
         let depth = accepted.tokens.len();
-        let keep = match seen.checked_sub(1) {
-            Some(left) => {
-                seen = left;
-                None
-            }
-            None => relaxed(round, position, row, accept, &accepted.tokens, ledger),
-        };
+        let keep = relaxed(round, position, row, accept, &accepted.tokens, ledger);
         let kept = keep.filter(|keep| draws.chance(depth, keep.probability));
-        let token = target_token(row, || draws.token(depth));
-        let token = match kept {
-            Some(Kept { token: child, window, .. }) if token != Some(child) => {
-                if target_chose(draft, result, position, child, window) {
-                    seen = window;
-                    ledger.substitutions += 1;
-                    Some(child)
-                } else {
-                    token
-                }
+        let token = match (target_token(row, || draws.token(depth)), kept) {
+            (token, Some(Kept { token: child, .. })) if token != Some(child) => {
+                ledger.substitutions += 1;
+                Some(child)
             }
-            _ => token,
+            (token, _) => token,
         };
         let Some(token) = token else { break };
         accepted.tokens.push(token);
@@ -173,10 +157,8 @@ pub fn walk(
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     token: TokenId,
-    /// With this probability ...
+    /// With this probability.
     probability: f64,
-    /// ... and only if the target itself chose this many draft tokens behind it.
-    window: usize,
 }
 
 /// The relaxation of the rule at a position, charged to the ledger. Reads the distribution there,
@@ -199,14 +181,10 @@ fn relaxed(
         return None;
     }
     let token = draft.nodes().get(node)?.token;
-    let window = if accept.rule == Rule::Fly { FLY_WINDOW } else { 0 };
     let known = known(row, token, result, node);
     let charge = known.and_then(|known| {
         let keep = accept.rule.keeps(&known, tolerance)?;
-        let native = follow(draft, node, window).map(|path| passes(draft, result, path));
-        // A draft that ends within the window cannot pass.
-        let native = native.unwrap_or(Some(0.0))?;
-        let spent = if round.coupled && native > 0.0 { 1.0 } else { (1.0 - known.low) * native };
+        let spent = if round.coupled { 1.0 } else { 1.0 - known.low };
         Some((keep, keep * spent))
     });
     let Some((keep, charge)) = charge else {
@@ -214,66 +192,13 @@ fn relaxed(
         return None;
     };
     let worth = charge > 0.0 && ledger.charge(charge, output + before.len(), accept.limits());
-    worth.then_some(Kept { token, probability: keep, window })
-}
-
-/// The probability that the target itself chooses these nodes, one after the other; `None` where
-/// that is not known, or where its choices will not be known.
-fn passes(draft: &Tree, result: &VerifyResult, mut path: impl Iterator<Item = usize>) -> Option<f64> {
-    path.try_fold(1.0, |p, node| {
-        above(draft, result, node)?.sample?;
-        Some(p * exact_probability(draft, result, node)?)
-    })
-}
-
-/// The row at which a node was drafted.
-fn above<'v>(draft: &Tree, result: &'v VerifyResult, node: usize) -> Option<&'v Row> {
-    result.rows.get(draft.nodes().get(node)?.parent.map_or(0, |parent| parent + 1))
+    worth.then_some(Kept { token, probability: keep })
 }
 
 /// Known figures at the position of a row for its child `node`.
 fn known(row: &Row, token: TokenId, result: &VerifyResult, node: usize) -> Option<Known> {
     let told = result.rows.get(node + 1).and_then(|row| row.draft_p);
     Known::of(row.dist.as_ref()?, row.entropy, token, told)
-}
-
-/// The probability of a node under its parent's row, if that is known exactly.
-fn exact_probability(draft: &Tree, result: &VerifyResult, node: usize) -> Option<f64> {
-    if let Some(p) = result.rows.get(node + 1).and_then(|row| row.draft_p) {
-        return Some(p);
-    }
-    let drafted = draft.nodes().get(node)?;
-    let dist: &Dist = above(draft, result, node)?.dist.as_ref()?;
-    let listed = dist.top.iter().find(|entry| entry.0 == drafted.token).map(|entry| entry.1);
-    listed.or(dist.complete.then_some(0.0)).filter(|_| dist.slack <= 0.0)
-}
-
-/// The first `nodes` nodes below `node`, always the first child; `None` if there are fewer.
-fn follow(draft: &Tree, node: usize, nodes: usize) -> Option<impl Iterator<Item = usize>> {
-    let mut path = Vec::with_capacity(nodes);
-    let mut at = node;
-    for _ in 0..nodes {
-        at = draft.children(Some(at)).next()?;
-        path.push(at);
-    }
-    Some(path.into_iter())
-}
-
-/// True if the target itself chose the next `window` draft tokens behind `child`.
-fn target_chose(
-    draft: &Tree,
-    result: &VerifyResult,
-    position: Option<usize>,
-    child: TokenId,
-    window: usize,
-) -> bool {
-    let path = draft.child(position, child).and_then(|node| follow(draft, node, window));
-    let chose = |node: usize| {
-        let drafted = draft.nodes().get(node)?;
-        let row = above(draft, result, node)?;
-        Some(row.sample == Some(drafted.token) && !row.ends)
-    };
-    path.is_some_and(|mut path| path.all(|node| chose(node) == Some(true)))
 }
 
 /// The token that the target takes at a position: its own sample, or one drawn here from its whole

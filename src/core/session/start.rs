@@ -181,9 +181,6 @@ pub struct Rules {
     pub model: Option<u8>,
     /// The model drafter, or the head of the target, draws with the target's own noise.
     pub shares_noise: bool,
-    /// The model drafter's drafts are sampled: drawn with noise of its own, from distributions that
-    /// come with them.
-    pub samples: bool,
     /// Maximum tokens of context and draft in a verify request.
     pub context_max: usize,
     /// This request is in the control group.
@@ -226,7 +223,6 @@ impl Default for Rules {
             shared: Shared::default(),
             model: None,
             shares_noise: false,
-            samples: false,
             context_max: 8192,
             holdback: false,
             segment: None,

@@ -11,13 +11,11 @@ pub enum VerifyMethod {
     Tree,
     /// One prompt with the draft at its end, and the log-probabilities of that tail.
     Score,
-    /// The draft handed over to an engine that verifies drafts itself.
-    Native,
 }
 
 impl VerifyMethod {
     /// Every verification method.
-    pub const ALL: [Self; 4] = [Self::FanOut, Self::Tree, Self::Score, Self::Native];
+    pub const ALL: [Self; 3] = [Self::FanOut, Self::Tree, Self::Score];
 
     /// Its index in [`VerifyMethod::ALL`].
     pub const fn index(self) -> usize {
@@ -28,7 +26,7 @@ impl VerifyMethod {
     pub const fn shape(self) -> Shape {
         match self {
             Self::FanOut | Self::Tree => Shape::Tree,
-            Self::Score | Self::Native => Shape::Chain,
+            Self::Score => Shape::Chain,
         }
     }
 
@@ -36,7 +34,7 @@ impl VerifyMethod {
     pub const fn sequences(self, nodes: usize) -> usize {
         match self {
             Self::FanOut => nodes + 1,
-            Self::Tree | Self::Score | Self::Native => 1,
+            Self::Tree | Self::Score => 1,
         }
     }
 
@@ -45,7 +43,7 @@ impl VerifyMethod {
     pub const fn prompt_tokens(self, context: usize, nodes: usize) -> usize {
         match self {
             Self::FanOut => (nodes + 1) * context + nodes * (nodes + 1) / 2,
-            Self::Tree | Self::Score | Self::Native => context + nodes,
+            Self::Tree | Self::Score => context + nodes,
         }
     }
 
@@ -55,7 +53,6 @@ impl VerifyMethod {
             Self::FanOut => "fan_out",
             Self::Tree => "tree",
             Self::Score => "score",
-            Self::Native => "native",
         }
     }
 }

@@ -100,22 +100,6 @@ impl Body {
         self
     }
 
-    /// Adds a list of objects.
-    #[must_use]
-    pub fn objects(mut self, name: &str, objects: impl IntoIterator<Item = Self>) -> Self {
-        self.name(name);
-        self.0.push('[');
-        for (index, object) in objects.into_iter().enumerate() {
-            if index > 0 {
-                self.0.push(',');
-            }
-            self.0.push_str(&object.0);
-            self.0.push('}');
-        }
-        self.0.push(']');
-        self
-    }
-
     /// The bytes of the whole object.
     pub fn end(mut self) -> Vec<u8> {
         self.0.push('}');
@@ -142,17 +126,10 @@ mod tests {
         let ids = Ids::new(None, &[1], &[2]);
         let more = json!({"temperature": 0.5, "logit_bias": {"5": -1.0}});
         let Value::Object(more) = more else { panic!("an object") };
-        let tensor = |name: &str| Body::with_room(8).put("name", name).ids("data", &ids, &[]);
-        let body = Body::around(&ids, 1)
-            .put("model", "a \"model\"\n")
-            .ids("prompt", &ids, &[])
-            .all(&more)
-            .objects("inputs", [tensor("x"), tensor("y")])
-            .end();
-        let expected = concat!(
-            r#"{"model":"a \"model\"\n","prompt":[1,2],"temperature":0.5,"logit_bias":{"5":-1.0},"#,
-            r#""inputs":[{"name":"x","data":[1,2]},{"name":"y","data":[1,2]}]}"#
-        );
+        let body =
+            Body::around(&ids, 1).put("model", "a \"model\"\n").ids("prompt", &ids, &[]).all(&more).end();
+        let expected =
+            r#"{"model":"a \"model\"\n","prompt":[1,2],"temperature":0.5,"logit_bias":{"5":-1.0}}"#;
         assert_eq!(String::from_utf8(body).unwrap(), expected);
         assert_eq!(Body::with_room(0).end(), b"{}");
     }

@@ -17,13 +17,12 @@ use foretell_core::words::{RelayReason, VerifyMethod};
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
     let usual = |dialect: Dialect| {
-        let Usual { methods, noise, seeded, continues_grammar } = dialect.quirks().usual?;
+        let Usual { methods, noise, continues_grammar } = dialect.quirks().usual?;
         Some(Engine {
             methods: methods.to_vec(),
             noise,
-            seeded,
             context: Some(32_768),
-            defaults: (!seeded).then_some(Defaults::OPENAI),
+            defaults: Some(Defaults::OPENAI),
             lanes: Some(16),
             caches: Some(true),
             tells_cached: true,
@@ -65,10 +64,7 @@ impl Fate {
             return Self::Plain;
         }
         let first = engine.methods_for(&request, &sampling, settled).first().copied();
-        // Where a plain request brings no ids, they are recovered by verifying its text as a draft:
-        // at temperature 0 only.
-        let named = engine.dialect.quirks().first_request_ids || sampling.temperature <= 0.0;
-        match first.filter(|_| named) {
+        match first {
             Some(method) => Self::Speculates(method),
             None if settled => Self::Relayed(RelayReason::NoVerifyMethod),
             None => Self::Relayed(RelayReason::DefaultsUnknown),
@@ -239,12 +235,11 @@ speculated answers only. Not known of a speculated answer of a vLLM without its 
 `--enable-scale-out`), or of an SGLang with `--enable-cache-report`: `prompt_tokens_details`, which they report at the
 end of their own streams only; it is null there.
 
-In a cell, `score`, `fan_out`, `tree` or `native` is the verification method; `–` means that the request is relayed as
+In a cell, `score`, `fan_out` or `tree` is the verification method; `–` means that the request is relayed as
 it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
 entries are temperature 0 / 0.8. The engines have their metrics on, prefix caching on, everything known of their
-defaults (except TensorRT-LLM and Triton, which report none), and, for vLLM, the token endpoint (`--enable-scale-out`,
-0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama, mlx-lm and hosted
-services.
+defaults, and, for vLLM, the token endpoint (`--enable-scale-out`, 0.15 to 0.33; without it `fan_out` stands for
+`score`). Other servers are passed through: TensorRT-LLM, Triton, LMDeploy, TGI, Ollama, mlx-lm and hosted services.
 ";
 
 const OTHERS: &str = "

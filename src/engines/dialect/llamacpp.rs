@@ -23,8 +23,8 @@ use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, client_fields};
 use super::{
-    Answers, BrokenEnd, CacheSetting, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens,
-    Noise, PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
 use crate::translation::Thinking;
@@ -61,7 +61,7 @@ const ANSWER: [&str; 8] =
 const QUIRKS: Quirks = Quirks {
     owner: Some("llamacpp"),
     usual: Some(Usual { methods: &[VerifyMethod::FanOut], ..Usual::COMMON }),
-    cache_setting: CacheSetting::FanOut(
+    cache_setting: Some(
         "its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots",
     ),
     fills_slots: true,
@@ -69,7 +69,7 @@ const QUIRKS: Quirks = Quirks {
     has_other_apis: true,
     stop_order: StopOrder::FirstBegun,
     unasked_usage: Some(Route::Completions),
-    no_usage_event: &[Route::Completions],
+    no_usage_event: Some(Route::Completions),
     bare_end: true,
     json_type: "application/json; charset=utf-8",
     time_report: Some("timings"),

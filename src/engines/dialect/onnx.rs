@@ -25,7 +25,8 @@ use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
-/// Number of most probable tokens that a lossy accept rule asks for: FLy uses three.
+/// Number of most probable tokens that a lossy accept rule asks for: it needs the first, and
+/// `recycling` learns from all of them.
 const TOP: usize = 3;
 /// The field that asks for a head's proposal of so many tokens, and the member that has it.
 const PROPOSE: &str = "propose";
@@ -166,7 +167,7 @@ impl Codec for Onnx {
                 Ok(VerifyRequest { calls: vec![tree(engine, round)], nodes: round.draft.len() })
             }
             VerifyMethod::FanOut => Ok(fan_out(round)),
-            VerifyMethod::Score | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
+            VerifyMethod::Score => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
 
@@ -274,7 +275,7 @@ impl VerifyAnswer {
 
 #[derive(Deserialize)]
 struct VerifyRow {
-    /// `None` after the tokens that a sampled draft brought.
+    /// `None` after nodes that the samples before them do not accept.
     sample: Option<TokenId>,
     draft_logprob: Option<f64>,
     #[serde(default)]

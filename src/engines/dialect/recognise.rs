@@ -136,7 +136,7 @@ impl Foreign {
 
 /// Lists the models on every OpenAI-compatible server.
 pub const MODELS: &str = "/v1/models";
-/// Reports the version of vLLM, TensorRT-LLM and our own target.
+/// Reports the version of vLLM, TensorRT-LLM and `foretell target`.
 pub const VERSION: &str = "/version";
 /// Page by which llama-server is recognised.
 pub const PROPS: &str = "/props";
@@ -179,9 +179,11 @@ pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&'static str> {
 /// list of models only.
 pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
     match dialect {
-        Some(Dialect::OpenAi | Dialect::Mlx) => vec![Question::get(MODELS)],
+        Some(Dialect::OpenAi | Dialect::Mlx | Dialect::Lmdeploy) => vec![Question::get(MODELS)],
         Some(Dialect::Ollama) => [MODELS, OLLAMA_VERSION].map(Question::get).into(),
         Some(Dialect::Tgi) => [MODELS, INFO].map(Question::get).into(),
+        Some(Dialect::TrtLlm) => [MODELS, VERSION].map(Question::get).into(),
+        Some(Dialect::Triton) => [MODELS, KSERVE].map(Question::get).into(),
         _ => introduction(),
     }
 }
@@ -292,6 +294,9 @@ mod tests {
         assert_eq!(paths(Dialect::Mlx), [MODELS]);
         assert_eq!(paths(Dialect::Ollama), [MODELS, OLLAMA_VERSION]);
         assert_eq!(paths(Dialect::Tgi), [MODELS, INFO]);
+        assert_eq!(paths(Dialect::Lmdeploy), [MODELS]);
+        assert_eq!(paths(Dialect::TrtLlm), [MODELS, VERSION]);
+        assert_eq!(paths(Dialect::Triton), [MODELS, KSERVE]);
         assert_eq!(introduction_to(None), introduction());
         assert_eq!(introduction_to(Some(Dialect::Vllm)), introduction());
         assert!(introduction().iter().all(|question| question.body.is_none()), "only GETs");

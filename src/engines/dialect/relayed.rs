@@ -15,32 +15,69 @@
 //!   silently condition on another context. And `/generate` always adds the tokenizer's special
 //!   tokens while a chat's template has written them already, so the prompt of a chat cannot be
 //!   sent again without knowing both. TGI would need ids in the stream, or prompts of ids.
+//! * **TensorRT-LLM**, **Triton** and **LMDeploy** could be verified on in part: at temperature 0,
+//!   or with every field set, and on one of the two routes. They speculate themselves. The load of
+//!   the first and the last is read, where they report it; Triton's metrics are on another port.
 
 use serde_json::Value;
 
-use super::recognise::{INFO, OLLAMA_VERSION, VERSION};
+use super::recognise::{INFO, KSERVE, OLLAMA_VERSION, VERSION};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, MaxTokens, Question, Refusal,
-    RequestKind, Round, Unreadable, VerifyRequest, shared,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Question, Quirks,
+    Refusal, RequestKind, Round, Unreadable, VerifyRequest, shared,
 };
 use crate::openai::{Additive, Request, Sampling};
 use foretell_core::words::{Refused, RelayReason, VerifyResult};
 
 /// The dialects of servers that are relayed to, whatever they answer.
-pub const RELAYED: [Dialect; 4] = [Dialect::Ollama, Dialect::Mlx, Dialect::OpenAi, Dialect::Tgi];
+pub const RELAYED: [Dialect; 7] = [
+    Dialect::Ollama,
+    Dialect::Mlx,
+    Dialect::OpenAi,
+    Dialect::Tgi,
+    Dialect::TrtLlm,
+    Dialect::Triton,
+    Dialect::Lmdeploy,
+];
+
+const TRTLLM: Quirks = Quirks { owner: Some("tensorrt_llm"), ..Quirks::COMMON };
+const LMDEPLOY: Quirks = Quirks { owner: Some("lmdeploy"), ..Quirks::COMMON };
 
 /// The codec of a server that is only relayed.
 pub struct Relayed(pub Dialect);
 
+impl Relayed {
+    /// The page on which it reports its load. `GET /metrics` of TensorRT-LLM empties a queue that
+    /// another client may be reading.
+    const fn load_page(&self) -> Option<&'static str> {
+        match self.0 {
+            Dialect::TrtLlm => Some("/prometheus/metrics"),
+            Dialect::Lmdeploy => Some("/metrics"),
+            _ => None,
+        }
+    }
+}
+
 impl Codec for Relayed {
-    fn questions(&self, _: &Answers) -> Vec<Question> {
-        Vec::new()
+    fn quirks(&self) -> &'static Quirks {
+        match self.0 {
+            Dialect::TrtLlm => &TRTLLM,
+            Dialect::Lmdeploy => &LMDEPLOY,
+            _ => &Quirks::COMMON,
+        }
+    }
+
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        answers.unasked(self.load_page().as_slice())
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let told = [OLLAMA_VERSION, INFO, VERSION];
+        let told = [OLLAMA_VERSION, INFO, VERSION, KSERVE];
         let version = told.into_iter().find_map(|path| answers.word(path, "/version"));
-        Ok(Engine::new(self.0, answers.model().unwrap_or_default(), version.unwrap_or_default()))
+        Ok(Engine {
+            load_path: self.load_page().filter(|page| answers.text(page).is_some()),
+            ..Engine::new(self.0, answers.model().unwrap_or_default(), version.unwrap_or_default())
+        })
     }
 
     fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
@@ -80,6 +117,23 @@ impl Codec for Relayed {
     ) -> Result<VerifyResult, Unreadable> {
         Err(Unreadable("this server is only relayed"))
     }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        match self.0 {
+            Dialect::TrtLlm => {
+                let kv = ["trtllm_kv_cache_utilization"];
+                shared::load(body, "trtllm_num_requests_running", "trtllm_num_requests_waiting", &kv)
+            }
+            Dialect::Lmdeploy => {
+                let kv = ["lmdeploy:gpu_cache_usage_perc"];
+                let (running, waiting) = ("lmdeploy:num_requests_running", "lmdeploy:num_requests_waiting");
+                let load = shared::load(body, running, waiting, &kv)?;
+                let more = shared::metric(body, &["lmdeploy:num_api_requests_waiting"]).unwrap_or(0.0);
+                Some(Load { waiting: load.waiting.saturating_add(more as u32), ..load })
+            }
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -102,8 +156,27 @@ mod tests {
             let engine = dialect.codec().engine(&answers).unwrap();
             assert_eq!((engine.dialect, engine.model.as_str()), (dialect, "qwen3:8b"));
             assert_eq!(engine.version, "0.12.1");
-            assert!(engine.methods.is_empty() && dialect.codec().questions(&answers).is_empty());
+            assert!(engine.methods.is_empty() && engine.load_path.is_none(), "no page was answered");
         }
+    }
+
+    #[test]
+    fn the_load_is_read_where_an_engine_reports_it() {
+        let read = |dialect: Dialect, page| {
+            dialect.codec().load(page).map(|load| (load.running, load.waiting, load.kv_usage))
+        };
+        let trtllm = "trtllm_num_requests_running{m=\"a\"} 3\ntrtllm_num_requests_waiting{m=\"a\"} 1\n\
+            trtllm_kv_cache_utilization{m=\"a\"} 0.4\n";
+        assert_eq!(read(Dialect::TrtLlm, trtllm), Some((3, 1, Some(0.4))));
+        let lmdeploy = "lmdeploy:num_requests_running 2\nlmdeploy:num_requests_waiting 1\n\
+            lmdeploy:num_api_requests_waiting 4\n";
+        assert_eq!(read(Dialect::Lmdeploy, lmdeploy), Some((2, 5, None)));
+        assert_eq!(read(Dialect::Triton, trtllm), None);
+        let mut answers = Answers::default();
+        answers.add("/metrics", Reply { status: 200, server: None, body: lmdeploy.into() });
+        let engine = |dialect: Dialect| dialect.codec().engine(&answers).unwrap();
+        assert_eq!(engine(Dialect::Lmdeploy).load_path, Some("/metrics"));
+        assert_eq!(engine(Dialect::TrtLlm).load_path, None);
     }
 
     #[test]

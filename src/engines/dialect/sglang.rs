@@ -272,7 +272,7 @@ impl Codec for Sglang {
                 let nodes = shared::text_stem(engine, round.draft);
                 Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
             }
-            VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
+            VerifyMethod::Tree => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
 
@@ -294,7 +294,7 @@ impl Codec for Sglang {
     fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
         let off = answers.at(SERVER_INFO, "/disable_radix_cache").is_some_and(|off| off == json!(true));
         match method {
-            VerifyMethod::Tree | VerifyMethod::Native => "SGLang has no such endpoint",
+            VerifyMethod::Tree => "SGLang has no such endpoint",
             VerifyMethod::Score | VerifyMethod::FanOut if off => "its prefix cache is off",
             VerifyMethod::Score | VerifyMethod::FanOut => "this version does not report where a text ends",
         }

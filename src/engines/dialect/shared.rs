@@ -13,7 +13,6 @@ pub use crate::openai::fields::ids;
 use crate::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
-use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{Row, VerifyResult};
 
 /// Maximum output tokens of a completion whose client sets no limit.
@@ -170,16 +169,6 @@ pub fn ask_ids(fields: &mut Map<String, Value>) {
     fields.insert("return_token_ids".into(), true.into());
 }
 
-/// Reason why an engine that draws with a fixed seed of its own cannot carry this request, `None`
-/// if it can: it carries only temperature 0, set by the client.
-pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<Refused> {
-    match (sampling.set_by_client.has(F::Temperature), sampling.temperature > 0.0) {
-        (false, _) => Some(Refused::by(RelayReason::DefaultsUnknown, "temperature")),
-        (true, true) => Some(Refused::by(RelayReason::Seed, sampling.seed.map_or("temperature", |_| "seed"))),
-        (true, false) => None,
-    }
-}
-
 /// Fields for which no server has a default. `ignore_eos` is sent too: the session decides where
 /// the output ends, but a plain request must end by the same rule.
 fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
@@ -242,15 +231,6 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     let unnamed = !chunk.text.is_empty() && named.is_none();
     chunk.doubtful = unnamed || choices.len() > 1;
     Ok(chunk)
-}
-
-/// As [`chunk`], for a first call without ids: text without ids does not make it doubtful.
-///
-/// # Errors
-/// It carries an error, or choices of another form.
-pub fn chunk_without_ids(event: &Value) -> Result<Chunk, Unreadable> {
-    let choices = event.get("choices").and_then(Value::as_array);
-    Ok(Chunk { doubtful: choices.is_some_and(|choices| choices.len() > 1), ..chunk(event)? })
 }
 
 /// True if `stop` means that a token ended this request: a later plain request does not send the

@@ -333,7 +333,7 @@ impl Codec for Vllm {
                 Ok(shared::fan_out(round, most, &shared::client_fields_with_ids(&sampling)))
             }
             VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
-            VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
+            VerifyMethod::Tree => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
 
@@ -391,7 +391,7 @@ impl Codec for Vllm {
                 None => "its token endpoint was not asked".to_owned(),
             },
             VerifyMethod::FanOut => "its answers carry no token ids in this version".to_owned(),
-            VerifyMethod::Tree | VerifyMethod::Native => "vLLM has no such endpoint".to_owned(),
+            VerifyMethod::Tree => "vLLM has no such endpoint".to_owned(),
         }
     }
 

@@ -21,7 +21,7 @@ pub struct Additive {
     pub members: &'static [&'static str],
     /// Members of its choices that are there only because Foretell asked for them.
     pub choice: &'static [&'static str],
-    /// Where token ids were not asked for, their members are there and null (vLLM, TensorRT-LLM).
+    /// Where token ids were not asked for, their members are there and null (vLLM).
     pub nulls: bool,
     /// Where usage was not asked for, its member is there and null (SGLang).
     pub null_usage: bool,

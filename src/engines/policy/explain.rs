@@ -273,9 +273,6 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
         _ if ruling.sampling.grammar.is_some() => Some("a grammar binds the output"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
         _ if between.1 <= 0.0 => Some("its tolerance is 0 at this temperature"),
-        Rule::Fly if !ruling.rules.methods.contains(&VerifyMethod::Tree) => {
-            Some("no verification method of this server reports probabilities along with samples")
-        }
         _ if !ruling.rules.methods.iter().any(|method| told.contains(method)) => {
             Some("no verification method of this server reports probabilities")
         }

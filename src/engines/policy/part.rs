@@ -25,10 +25,6 @@ pub enum TranslationMode {
     Same,
     /// As text, which is encoded in the target's tokens.
     Slem,
-    /// The model chooses among the common tokens only.
-    Tli,
-    /// By one of the two, as measured for each request.
-    Measured,
 }
 
 impl TranslationMode {
@@ -37,11 +33,6 @@ impl TranslationMode {
         match self {
             Self::Same => None,
             Self::Slem => Some("another vocabulary: drafts are translated as text (slem)"),
-            Self::Tli => Some("another vocabulary: it drafts in the common tokens (tli)"),
-            Self::Measured => Some(
-                "another vocabulary: drafts are translated as text (slem), or it drafts in the \
-                 common tokens (tli) where the target's noise is shared and they make up nine tenths of the text",
-            ),
         }
     }
 }
@@ -98,9 +89,7 @@ pub fn parts(
 /// declares the same vocabulary.
 fn translation_mode(vocabulary: Vocabulary, both: &str) -> Result<TranslationMode, String> {
     match vocabulary {
-        Vocabulary::Auto => Ok(TranslationMode::Measured),
-        Vocabulary::Slem => Ok(TranslationMode::Slem),
-        Vocabulary::Tli => Ok(TranslationMode::Tli),
+        Vocabulary::Auto | Vocabulary::Slem => Ok(TranslationMode::Slem),
         Vocabulary::Same => Err(format!("it is declared `vocabulary: same`, and {both}")),
     }
 }

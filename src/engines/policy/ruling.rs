@@ -82,7 +82,6 @@ impl Ruling {
             shared: Shared::default(),
             model: None,
             shares_noise: false,
-            samples: false,
             holdback: false,
             verify_timeout: VERIFY_TIMEOUT,
             draft_timeout: None,

@@ -37,16 +37,13 @@ impl Drafter {
 /// Relation of a drafter model's vocabulary to the target's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vocabulary {
-    /// Decided by comparing the fingerprints of both; if they differ, `slem` or `tli` by
-    /// measurement.
+    /// Decided by comparing the fingerprints of both; if they differ, `slem`.
     #[default]
     Auto,
     /// The same; a model whose fingerprint differs does not draft.
     Same,
     /// Drafts are translated as text (string-level exact match, Universal Assisted Generation).
     Slem,
-    /// The model chooses among the common tokens only (token-level intersection).
-    Tli,
 }
 
 /// Draft lengths and the gain required for speculation.

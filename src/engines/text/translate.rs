@@ -17,24 +17,19 @@
 //!   drafter continues.
 
 mod back;
-mod common;
 mod follow;
 
 pub use back::{Anchor, Translated};
-pub use common::Common;
 pub use follow::Translator;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{TextError, Tokenizer};
 use foretell_core::units::TokenId;
 
 /// Tokens at the end of a text that are encoded again when text is added to it.
 const LOOK_BEHIND: usize = 10;
-/// Drafter tokens that must have been seen before their share of common ones is reported.
-const OVERLAP_OF: u64 = 256;
 
 /// A target and a drafter with different vocabularies; shared by all sessions that translate
 /// between them.
@@ -49,9 +44,6 @@ pub struct Pair {
     marks_back: HashMap<TokenId, Option<TokenId>>,
     /// The tokens that each side puts before a text.
     begin: Begin,
-    common: Arc<Common>,
-    seen: AtomicU64,
-    shared: AtomicU64,
 }
 
 /// The tokens before every text (a BOS token, or none).
@@ -80,28 +72,7 @@ impl Pair {
         let marks = marks(&target, &drafter, ends.target, ends.drafter);
         let marks_back = marks_back(&drafter, &target, ends.drafter, ends.target);
         let begin = Begin { target: target.encode("", true)?, drafter: drafter.encode("", true)? };
-        let common = Arc::new(Common::new(&target, &drafter, &marks_back));
-        let (seen, shared) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self { target, drafter, marks, marks_back, begin, common, seen, shared })
-    }
-
-    /// The tokens that both vocabularies have.
-    pub fn common(&self) -> &Arc<Common> {
-        &self.common
-    }
-
-    /// Share of the drafter's tokens, 0 to 1 by frequency in the texts translated so far, that the
-    /// target has as well; `None` before 256 of its tokens were seen.
-    pub fn overlap(&self) -> Option<f64> {
-        let seen = self.seen.load(Ordering::Relaxed);
-        (seen >= OVERLAP_OF).then(|| self.shared.load(Ordering::Relaxed) as f64 / seen as f64)
-    }
-
-    /// Counts drafter tokens of a text for [`Self::overlap`].
-    fn count(&self, tokens: &[TokenId]) {
-        let shared = tokens.iter().filter(|&&token| self.common.target(token).is_some()).count();
-        self.seen.fetch_add(tokens.len() as u64, Ordering::Relaxed);
-        self.shared.fetch_add(shared as u64, Ordering::Relaxed);
+        Ok(Self { target, drafter, marks, marks_back, begin })
     }
 }
 

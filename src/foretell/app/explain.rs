@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::{AssembleError, asking, renderer, settings};
 use crate::admin::explain::{self, Question, ServerFacts};
-use crate::config::process::{Backend, DrafterModel, Process, Replicas};
+use crate::config::process::{Backend, DrafterModel, Process};
 use crate::fleet::identity::{self, Identity, RecognitionSettings, Renderer, Unknown};
 use crate::fleet::rounds_seen::RoundsSeen;
-use crate::fleet::{Local, Replica, SystemResolver};
+use crate::fleet::{Replica, SystemResolver};
 use crate::gateway::Shared;
 use crate::serving::{drafters, ruling};
 use foretell_core::words::RelayReason;
@@ -41,11 +41,7 @@ pub async fn explain(
     question: &Question,
     ask: bool,
 ) -> Result<Explanation, AssembleError> {
-    let mut settings = settings(process)?;
-    for backend in process.backends.iter().filter(|backend| matches!(backend.replicas, Replicas::Here(_))) {
-        let replicas = settings.backends.iter_mut().filter(|replica| replica.name == backend.name);
-        replicas.for_each(|replica| replica.local = Some(Local::absent()));
-    }
+    let settings = settings(process)?;
     let shared = Shared::new(&settings)?;
     if ask {
         shared.fleet.discover(&SystemResolver).await;
@@ -96,9 +92,6 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask:
             format!("{} is only relayed to", dialect.name()),
         );
     }
-    if matches!(backend.replicas, Replicas::Here(_)) {
-        return Answered::NotAsked("it is a model in the proxy's own process, and no proxy was asked");
-    }
     if !ask {
         return Answered::NotAsked(OFFLINE);
     }
@@ -107,6 +100,9 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask:
     match identity::ask(replica, &asking, None, identity::Away::default(), &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
+        Err(unknown @ Unknown::PassedThrough(..)) => {
+            Answered::Relayed(RelayReason::NoVerifyMethod, unknown.to_string())
+        }
         Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
             Answered::Relayed(RelayReason::NoVerifyMethod, why)
         }

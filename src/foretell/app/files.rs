@@ -20,8 +20,6 @@ use foretell_onnx::folder;
 pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
 /// How a pointer of Git LFS begins.
 const LFS_POINTER: &[u8; 34] = b"version https://git-lfs.github.com";
-/// File name of a model's graph in its folder.
-const GRAPH: &str = "model.onnx";
 
 /// Reads all settings and opens all files that they name.
 ///
@@ -96,7 +94,6 @@ fn inspect(named: &Named) -> Option<Problem> {
         }
         FileKind::Tokenizer => tokenizer(named, path),
         FileKind::GenerationConfig => generation_config(named),
-        FileKind::Model => model(named),
         FileKind::Drafter { tokenizer } => drafter(named, *tokenizer),
         // Policies are read and checked together with the settings.
         FileKind::Policies => None,
@@ -148,16 +145,8 @@ pub(super) fn in_folder(path: &Path, name: &str) -> PathBuf {
     if path.is_dir() { path.join(name) } else { path.to_owned() }
 }
 
-/// The problem with the folder of a model that is served, if its files cannot be read. The runtime
-/// checks whether the graph runs.
-fn model(named: &Named) -> Option<Problem> {
-    let folder = &named.path;
-    let allowed = "a folder with model.onnx, config.json and tokenizer.json";
-    let files = [folder.join(GRAPH), folder.join("config.json")];
-    described(named, &files, allowed).or_else(|| tokenizer(named, folder))
-}
-
-/// The same for a drafter, which may be the export of another tool.
+/// The problem with the folder of a drafter, which may be the export of another tool, if its files
+/// cannot be read. The runtime checks whether the graph runs.
 fn drafter(named: &Named, with_tokenizer: bool) -> Option<Problem> {
     let folder = &named.path;
     let allowed = "a folder with an ONNX graph, config.json or genai_config.json, and tokenizer.json";
@@ -240,23 +229,21 @@ mod tests {
     fn the_bundled_models_are_good_and_a_folder_without_a_graph_is_not() {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models");
         for model in ["target", "draft-same", "draft-other"] {
-            for kind in [FileKind::Model, FileKind::Drafter { tokenizer: true }, FileKind::Tokenizer] {
+            for kind in [FileKind::Drafter { tokenizer: true }, FileKind::Tokenizer] {
                 assert_eq!(inspect(&named(kind, models.join(model))), None, "{model}");
             }
         }
-        let found = inspect(&named(FileKind::Model, models)).unwrap().to_string();
-        assert!(found.contains("model.onnx: "), "{found}");
+        let found = inspect(&named(FileKind::Drafter { tokenizer: true }, models)).unwrap().to_string();
+        assert!(found.contains("found none"), "{found}");
     }
 
     #[test]
-    fn exports_of_other_tools_are_good_for_drafters_alone() {
+    fn exports_of_other_tools_are_good_for_drafters() {
         let exports = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports");
         for export in ["optimum/fp32", "optimum/hub", "optimum/merged", "genai/int4"] {
             let kind = FileKind::Drafter { tokenizer: true };
             assert_eq!(inspect(&named(kind, exports.join(export))), None, "{export}");
         }
-        let found = inspect(&named(FileKind::Model, exports.join("optimum/hub"))).unwrap().to_string();
-        assert!(found.contains("model.onnx: "), "{found}");
         let none = named(FileKind::Drafter { tokenizer: false }, exports.join("optimum"));
         let found = inspect(&none).unwrap().to_string();
         assert!(found.contains("onnx/model.onnx") && found.contains("found none"), "{found}");
@@ -266,7 +253,7 @@ mod tests {
     fn settings_replaced_by_a_flag_are_not_checked() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("foretell.yaml");
-        let process = "version: 1\nbackends: [{ name: a, replicas: { model: nowhere } }]\n\
+        let process = "version: 1\nbackends: [{ name: a, replicas: [\"http://h:1\"], connect: { tls: { ca: nowhere } } }]\n\
             listen: [{ address: \"127.0.0.1:0\", tls: { cert: no, key: no } }]\n";
         std::fs::write(&file, process).unwrap();
         let flags = Flags { config: Some(file.display().to_string()), ..Flags::default() };

@@ -147,6 +147,9 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     let outcome = match looked {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
+        Err(unknown @ Unknown::PassedThrough(..)) => {
+            Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why: unknown.to_string() }
+        }
         Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
             Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why }
         }
@@ -345,9 +348,7 @@ fn plain(value: f64) -> f32 {
 fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let engine = &report.findings.engine;
     writeln!(out, "server       {url}")?;
-    let experimental =
-        if engine.dialect.quirks().experimental { " (experimental: never run live)" } else { "" };
-    writeln!(out, "engine       {} {}{experimental}", engine.dialect.name(), engine.version)?;
+    writeln!(out, "engine       {} {}", engine.dialect.name(), engine.version)?;
     let context = engine.context.map_or("not reported".to_owned(), |tokens| format!("{tokens} tokens"));
     writeln!(out, "model        {} (context {context})", engine.model)?;
     let defaults = match &engine.defaults {

@@ -114,11 +114,11 @@ mod serve {
     use super::TargetArgs;
     use crate::app::served;
     use crate::app::signals::Signals;
-    use crate::config::process::ServedModel;
     use crate::http::listen::Stop;
     use foretell_engines::parse::Parsers;
+    use foretell_onnx::open::Options;
     use foretell_onnx::pace::Pace;
-    use foretell_onnx::target::open::Opened;
+    use foretell_onnx::target::open::{Opened, open};
 
     /// Time that open answers may continue after a signal.
     const GRACE: Duration = Duration::from_secs(30);
@@ -126,15 +126,14 @@ mod serve {
     type Failed = Box<dyn std::error::Error>;
 
     pub(super) fn run(args: TargetArgs) -> Result<(), Failed> {
-        let model = ServedModel {
-            path: args.model,
-            name: args.name,
+        let options = Options {
             device: args.device,
-            lanes: args.lanes.into(),
-            context: args.context,
-            threads: args.threads.map_or(0, u32::from),
+            lanes: usize::from(args.lanes),
+            context: args.context.map(|context| context as usize),
+            threads: args.threads.map_or(0, usize::from),
+            ..Options::default()
         };
-        let mut opened = served::load(&model, args.pace)?;
+        let mut opened = open(&args.model, args.name, &options, args.pace)?;
         let parsers = Parsers { tools: args.tool_parser, reasoning: args.reasoning_parser };
         let markers = |_| format!("the vocabulary lacks a marker of its parsers ({parsers})");
         opened.app = opened.app.with_parsers(parsers).map_err(markers)?;

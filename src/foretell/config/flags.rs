@@ -1,6 +1,7 @@
 //! Settings given by command-line flags and environment variables.
 
 use foretell_engines::parse::Parsers;
+use http::Uri;
 use std::path::PathBuf;
 
 use super::kind::{parse_address, parse_base};
@@ -8,7 +9,7 @@ use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{
     Backend, Connect, Dialect, Load, LogFormat, LogLevel, MODE_HINTS, MODES, Model, Process, Replicas,
-    ServedModel, TokenizerSource, VerifyLimits,
+    TokenizerSource, VerifyLimits,
 };
 use super::values::Glob;
 use super::yaml::quote;
@@ -50,9 +51,8 @@ pub struct Flags {
     /// The process file [env: FORETELL_CONFIG] [default: foretell.yaml, if it exists]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<String>,
-    /// One backend instead of those of the process file; onnx:DIR runs a model in this process
-    /// [env: FORETELL_BACKEND]
-    #[arg(long, value_name = "URL|onnx:DIR")]
+    /// One backend instead of those of the process file [env: FORETELL_BACKEND]
+    #[arg(long, value_name = "URL")]
     pub backend: Option<String>,
     /// The tokenizer.json of the model of --backend, or a folder with one, if the server does not
     /// serve it [env: FORETELL_TOKENIZER]
@@ -156,21 +156,15 @@ impl Overrides {
         self.policies.as_ref().map(|given| given.source.as_str())
     }
 
-    /// The model folder of `onnx:DIR`, if the backend is set to that, and the tokenizer.
-    pub fn named(&self) -> impl Iterator<Item = Named> {
-        let named = |given: &Override, path: &str, kind, setting: &str| Named {
-            path: path.into(),
-            kind,
+    /// The tokenizer, if it is set.
+    pub fn named(&self) -> Option<Named> {
+        self.tokenizer.as_ref().map(|given| Named {
+            path: (&given.text).into(),
+            kind: FileKind::Tokenizer,
             file: given.source.clone(),
             line: None,
-            setting: setting.to_owned(),
-        };
-        let backend = self.backend.as_ref();
-        let model = backend.and_then(|given| Some((given, model_folder(&given.text)?)));
-        let model = model.map(|(given, folder)| named(given, folder, FileKind::Model, "backends"));
-        let tokenizer = self.tokenizer.as_ref();
-        let tokenizer = tokenizer.map(|given| named(given, &given.text, FileKind::Tokenizer, TOKENIZER));
-        model.into_iter().chain(tokenizer)
+            setting: TOKENIZER.to_owned(),
+        })
     }
 
     /// True if the process file's setting at `setting` stays in force, that is, no flag or
@@ -215,8 +209,8 @@ impl Overrides {
             let refusal = Refusal::new(OPEN, allowed);
             problems.push(problem(given, "admin.address", refusal));
         }
-        set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {
-            process.backends = vec![one_backend(replicas)];
+        set(self.backend.as_ref(), "backends", &mut problems, parse_base, |url| {
+            process.backends = vec![one_backend(url)];
         });
         set(
             self.tokenizer.as_ref(),
@@ -229,12 +223,6 @@ impl Overrides {
         set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, dialect, |dialect| {
             process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
         });
-        let here = |backend: &Backend| matches!(backend.replicas, Replicas::Here(_));
-        let foreign = process.backends.iter().any(|backend| here(backend) && !backend.dialect.is_here());
-        if let Some(given) = self.dialect.as_ref().filter(|_| foreign) {
-            let refusal = Refusal::new("not of a model in this process", "auto|onnx");
-            problems.push(problem(given, "backends[0].dialect", refusal));
-        }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 }
@@ -242,8 +230,9 @@ impl Overrides {
 impl Overrides {
     /// Every model of the one server, with this tokenizer.
     fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
-        let backend = self.backend.as_ref().filter(|given| model_folder(&given.text).is_none());
-        backend.ok_or_else(|| Refusal::new("no server for it", "together with --backend URL"))?;
+        if self.backend.is_none() {
+            return Err(Refusal::new("no server for it", "together with --backend URL"));
+        }
         Ok(Model {
             id: Glob::new("*"),
             aliases: Vec::new(),
@@ -272,21 +261,6 @@ fn problem(given: &Override, path: &str, refusal: Refusal) -> Problem {
     Problem::new(&given.source, None, path, refusal, quote(&given.text))
 }
 
-/// The folder of `onnx:DIR`; `None` if the text has another form or no folder.
-fn model_folder(text: &str) -> Option<&str> {
-    text.strip_prefix("onnx:").filter(|folder| !folder.is_empty())
-}
-
-/// Parses a backend: a base URL, or `onnx:DIR` for a model in this process.
-fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
-    match model_folder(text) {
-        Some(folder) => Ok(Replicas::Here(ServedModel::of(folder.into()))),
-        None => parse_base(text)
-            .map(|url| Replicas::Urls(vec![url]))
-            .map_err(|refusal| Refusal { allowed: format!("{} or onnx:DIR", refusal.allowed), ..refusal }),
-    }
-}
-
 /// The value with this name.
 fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, Refusal> {
     let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
@@ -296,11 +270,11 @@ fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, Refusal> {
         .ok_or_else(|| Refusal::new("unknown value", names.join("|")).near(text, &names))
 }
 
-fn one_backend(replicas: Replicas) -> Backend {
+fn one_backend(url: Uri) -> Backend {
     Backend {
         name: "default".to_owned(),
         dialect: Dialect::default(),
-        replicas,
+        replicas: Replicas::Urls(vec![url]),
         ranks: 0,
         render: super::process::Render::default(),
         translates: Vec::new(),

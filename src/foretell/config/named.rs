@@ -24,8 +24,6 @@ pub enum FileKind {
     Tokenizer,
     /// A `generation_config.json` file, or a folder that has one.
     GenerationConfig,
-    /// The folder of a model to serve in this process.
-    Model,
     /// The folder of a drafter model.
     Drafter {
         /// The folder must also have the tokenizer.

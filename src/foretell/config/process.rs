@@ -21,8 +21,8 @@ use foretell_onnx::open::DeviceChoice;
 pub(super) use backends::SLOTS;
 
 pub use backend::{
-    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, ServedModel,
-    TokenizerSource, VerifyLimits,
+    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, TokenizerSource,
+    VerifyLimits,
 };
 pub(super) use file::{MODE_HINTS, MODES};
 pub use file::{Parsed, parse, parse_all, schema};

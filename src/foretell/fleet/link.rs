@@ -24,8 +24,8 @@ use hyper_rustls::MaybeHttpsStream;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
+pub(super) use self::answer::Proof;
 pub use self::answer::{Answer, BrokenOff};
-pub(super) use self::answer::{Proof, Source};
 pub(super) use self::pool::Pool;
 use super::tie::Tie;
 use crate::http::body::Body;
@@ -89,12 +89,12 @@ impl Link {
         if status != StatusCode::OK {
             return Err(format!("status {status}"));
         }
-        let mut body = Source::There(response.into_body());
+        let mut body = response.into_body();
         let mut page = Vec::new();
         loop {
             let next = poll_fn(|cx| {
                 self.drive(cx);
-                body.poll_frame(cx)
+                answer::poll_frame(&mut body)
             });
             match next.await {
                 Some(Ok(frame)) => page.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),

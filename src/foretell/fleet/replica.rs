@@ -5,7 +5,6 @@
 
 mod address;
 mod call;
-mod local;
 mod settings;
 
 use std::fmt;
@@ -19,7 +18,6 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderName, HeaderValue, Uri};
 use tokio::sync::watch;
 
-pub use local::Local;
 pub use settings::{Auth, InvalidUrl, ReplicaSettings};
 
 use self::address::{Connector, address, connector, host_of};
@@ -39,8 +37,6 @@ use foretell_engines::openai::Api;
 /// The data-parallel rank of an engine that is to compute a request. vLLM and SGLang both support
 /// it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// The address that a server in this process sees in its requests.
-const LOCAL: &str = "http://localhost";
 
 /// Extension of a request that must go out on a new connection.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +78,6 @@ pub struct Replica {
     /// The engine's last known dialect: kept while it is relayed.
     engine: ArcSwap<String>,
     speculates: AtomicBool,
-    refuses_prediction: AtomicBool,
     health: Arc<Health>,
     told: ArcSwapOption<ReportedLoad>,
     /// Retries that the budget refused, and retries that were sent.
@@ -119,8 +114,7 @@ impl Replica {
         connects: prometheus::Histogram,
     ) -> Result<Self, InvalidUrl> {
         let invalid = |detail: &str| InvalidUrl { url: settings.url.clone(), detail: detail.to_owned() };
-        let url = if settings.local.is_some() { LOCAL } else { &settings.url };
-        let uri: Uri = url.parse().map_err(|error| invalid(&format!("{error}")))?;
+        let uri: Uri = settings.url.parse().map_err(|error| invalid(&format!("{error}")))?;
         let parts = uri.into_parts();
         let scheme = parts.scheme.ok_or_else(|| invalid("no scheme"))?;
         if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
@@ -160,7 +154,6 @@ impl Replica {
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
             engine: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
-            refuses_prediction: AtomicBool::new(false),
             health,
             told: ArcSwapOption::empty(),
             retries: Default::default(),
@@ -253,16 +246,6 @@ impl Replica {
         self.settings.billed
     }
 
-    /// True if its engine refuses a request because of the client's own `prediction`.
-    pub fn refuses_prediction(&self) -> bool {
-        self.refuses_prediction.load(Ordering::Acquire)
-    }
-
-    /// Sets whether its engine refuses a request because of the client's own `prediction`.
-    pub fn set_refuses_prediction(&self, refuses: bool) {
-        self.refuses_prediction.store(refuses, Ordering::Release);
-    }
-
     /// True if the last call, or health check, reached it, or there was none yet, and it is not
     /// silent.
     pub fn is_up(&self) -> bool {
@@ -345,9 +328,9 @@ impl Replica {
         self.health.is_silent()
     }
 
-    /// Looks for signs of life. One that bills per token, or is in this process, gets no questions.
+    /// Looks for signs of life. One that bills per token gets no questions.
     pub(super) fn look(&self) -> Look {
-        if self.is_billed() || self.is_here() { Look::Nothing } else { self.health.look() }
+        if self.is_billed() { Look::Nothing } else { self.health.look() }
     }
 
     pub(super) fn heard(&self) {
@@ -407,11 +390,6 @@ impl Replica {
     pub fn model(&self, model: &str) -> Option<&ModelName> {
         let fits = self.settings.models.iter().filter_map(|name| Some((name.fit(model)?, name)));
         fits.min_by_key(|(fit, _)| *fit).map(|(_, name)| name)
-    }
-
-    /// True if it is in this process.
-    pub fn is_here(&self) -> bool {
-        self.settings.local.is_some()
     }
 }
 

@@ -35,7 +35,7 @@ use crate::http::replay::Replay;
 use crate::http::request::RequestBody;
 use crate::observe::Record;
 use crate::observe::metrics::Stage;
-use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent, fit};
+use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent};
 use crate::serving::failure::{Failure, shielded};
 use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::openai::{self, Judgement, Route};
@@ -342,12 +342,6 @@ impl Proxy {
         if let Some(model) = model {
             inbound.record.model(model);
         }
-        let body = match body {
-            Payload::Whole(bytes) => {
-                Payload::Whole(fit(&replica, &mut inbound.parts, bytes, &self.shared.memory))
-            }
-            other => other,
-        };
         self.relay(inbound, body, replica).await
     }
 
@@ -358,7 +352,7 @@ impl Proxy {
         let mut admission = Admission::begin(head);
         let early = relay(admission.ended());
         let fleet = &self.shared.fleet;
-        if let (Some(why), false) = (&early, fleet.needs_model() || fleet.refuses_prediction()) {
+        if let (Some(why), false) = (&early, fleet.needs_model()) {
             let (why, body) = (why.clone(), Payload::streamed(body));
             return Received::Relay { why, model: None, to: None, body };
         }
@@ -496,12 +490,11 @@ impl Proxy {
     /// Relays a request that the session runner handed back.
     async fn relay_declined(&self, declined: Declined) -> Response<Body> {
         let Declined { unsent, slot, why } = declined;
-        let Unsent { mut head, body, replica } = unsent;
+        let Unsent { head, body, replica } = unsent;
         let mut record = slot.into_record();
         let reason = why.reason;
         record.declined(reason, why.parameter);
         record.decided_by(why.policy);
-        let body = fit(&replica, &mut head, body, &self.shared.memory);
         let repeatable = Some(Replay::of(body.clone()));
         let fleet = Arc::clone(&self.shared.fleet);
         let relay = Relay { record, replica, fleet, limit: None, repeatable };

@@ -1,5 +1,5 @@
 //! Requests of the Messages and the Responses API for a backend whose `routes` say `translate`, or
-//! for a model in this process: they go on as chats, with all that a chat gets here, and come back
+//! for `foretell target` itself: they go on as chats, with all that a chat gets here, and come back
 //! as answers of their API.
 //!
 //! The translation is at the very edge: everything behind it sees a chat. Only the label `route` of

@@ -8,7 +8,7 @@ use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 
-use super::exchange::{Shared, Unsent, fit};
+use super::exchange::{Shared, Unsent};
 use super::failure::Failure;
 use super::head;
 use super::session_loop::Unanswered;
@@ -42,7 +42,6 @@ pub(super) async fn stream(unanswered: Unanswered) {
 async fn send(unsent: Unsent, shared: &Shared) -> Result<Response<Answer>, SendError> {
     let Unsent { mut head, body, mut replica } = unsent;
     head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    let body = fit(&replica, &mut head, body, &shared.memory);
     let request = Request::from_parts(head, full(body));
     shared.fleet.send(&mut replica, request, None).await
 }

@@ -27,7 +27,7 @@ use crate::observe::trace::Trace;
 use crate::random::fresh_seed;
 use crate::serving::exchange::Exchange;
 use crate::serving::run::Run;
-use foretell_core::draft::{Draft, Sampled};
+use foretell_core::draft::Tree;
 use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
@@ -107,11 +107,7 @@ impl Process {
 
 /// Makes the calls of one session. Cheap to clone: the content is shared.
 #[derive(Clone)]
-pub struct Calls(Arc<Common>, Option<Enclosed>);
-
-/// Sampled draft of a verify request, with the distributions of its tokens. It is sent as a request
-/// extension, not in the body, so that only a replica in this process gets it.
-pub type Enclosed = Arc<Sampled>;
+pub struct Calls(Arc<Common>);
 
 /// Pause before the next call if a new connection does not show which process it leads to.
 const UNTIED_PAUSE: Duration = Duration::from_secs(1);
@@ -155,37 +151,29 @@ impl Calls {
         let aborts = run.plan.identity.engine.aborts && run.answer_traits.may_end_with_news(true);
         let first_id =
             if aborts { format!("{request_id}-{:016x}", fresh_seed()) } else { request_id.clone() };
-        Self(
-            Arc::new(Common {
-                replica: Arc::clone(&exchange.replica),
-                renderer: run.plan.identity.renderer.clone(),
-                engine: run.plan.engine(),
-                tokenizer: Arc::clone(&run.plan.identity.tokenizer),
-                rounds_seen: Arc::clone(&run.plan.identity.rounds_seen),
-                headers,
-                request_id,
-                first_id,
-                query: exchange.head.uri.query().map(ToOwned::to_owned),
-                trace: exchange.slot.record.so_far().trace.clone(),
-                model: exchange.request.model.clone(),
-                sampling,
-                weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
-                limits: run.plan.limits,
-                process: Process::of(&run.plan.identity),
-                answer_traits: Arc::clone(&run.answer_traits),
-            }),
-            None,
-        )
+        Self(Arc::new(Common {
+            replica: Arc::clone(&exchange.replica),
+            renderer: run.plan.identity.renderer.clone(),
+            engine: run.plan.engine(),
+            tokenizer: Arc::clone(&run.plan.identity.tokenizer),
+            rounds_seen: Arc::clone(&run.plan.identity.rounds_seen),
+            headers,
+            request_id,
+            first_id,
+            query: exchange.head.uri.query().map(ToOwned::to_owned),
+            trace: exchange.slot.record.so_far().trace.clone(),
+            model: exchange.request.model.clone(),
+            sampling,
+            weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
+            limits: run.plan.limits,
+            process: Process::of(&run.plan.identity),
+            answer_traits: Arc::clone(&run.answer_traits),
+        }))
     }
 
     /// The engine of the replica.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
-    }
-
-    /// Timeout of a call that no action of the session waits for.
-    pub fn patience(&self) -> Duration {
-        self.0.limits.question
     }
 
     /// Sends the client's own request, the only call that counts in the replica's health; once more
@@ -373,13 +361,12 @@ impl Calls {
     /// Makes the verify requests of one round. The event is `VerifyResult` or `Fault`; the session
     /// cancels a round that takes too long.
     pub async fn verify(
-        mut self,
+        self,
         token_context: TokenContext,
-        draft: Draft,
+        draft: Tree,
         method: VerifyMethod,
         round: u32,
     ) -> Event {
-        self.1 = draft.sampled().cloned();
         let context = Context::of(&self.0.model, &token_context);
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, method, weighs: self.0.weighs };
         let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
@@ -540,9 +527,6 @@ impl Calls {
         }
         if let Ok(id) = HeaderValue::from_str(&id) {
             request.headers_mut().insert(headers::REQUEST_ID, id);
-        }
-        if let Some(sampled) = &self.1 {
-            request.extensions_mut().insert(Arc::clone(sampled));
         }
         request
     }

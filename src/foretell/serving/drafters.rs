@@ -76,9 +76,8 @@ pub struct SessionModel {
     pub name: String,
     /// Handle to the thread that runs the model.
     pub service: DrafterService,
-    /// How its drafts are translated to the target's tokens.
-    pub translation_mode: TranslationMode,
-    /// The translation; `None` with [`TranslationMode::Same`].
+    /// The translation of its drafts to the target's tokens; `None` with
+    /// [`TranslationMode::Same`].
     pub translation: Option<Arc<Translation>>,
 }
 
@@ -215,16 +214,9 @@ impl Drafters {
         let translation = match translation_mode {
             TranslationMode::Same if !same => return None,
             TranslationMode::Same => None,
-            TranslationMode::Slem | TranslationMode::Tli | TranslationMode::Measured => {
-                Some(drafter.translation(identity))
-            }
+            TranslationMode::Slem => Some(drafter.translation(identity)),
         };
-        Some(SessionModel {
-            name: name.to_owned(),
-            service: drafter.service.clone(),
-            translation_mode,
-            translation,
-        })
+        Some(SessionModel { name: name.to_owned(), service: drafter.service.clone(), translation })
     }
 
     /// Number of requests waiting for each drafter, by name.

@@ -18,7 +18,6 @@ use foretell_core::words::TokenContext;
 use foretell_engines::openai::Sampling;
 
 use self::bridge::VocabularyBridge;
-use foretell_core::units::SplitMix64;
 use foretell_onnx::drafter::{DrafterService, DrafterSlot, Noise, Order};
 
 mod bridge;
@@ -59,8 +58,6 @@ pub(super) struct DrafterQuery {
 pub struct Drafting {
     drafter: Option<DrafterQuery>,
     noise: Noise,
-    /// Seed of sampled drafts; `None` if drafts are not sampled.
-    draws: Option<u64>,
     /// Taken by the first request that finds a free slot; kept until the session ends.
     drafter_slot: Arc<OnceCell<DrafterSlot>>,
     /// The requests in flight.
@@ -82,18 +79,13 @@ impl Drafting {
         let noise = Noise { seed: sampling.seed, choice: 0, sampling };
         let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
         let drafter = session_model.map(|session_model| DrafterQuery::new(&session_model));
-        Self { drafter, noise, draws: None, drafter_slot: Arc::default(), asked: Vec::new(), late, observer }
+        Self { drafter, noise, drafter_slot: Arc::default(), asked: Vec::new(), late, observer }
     }
 
     /// True if the drafter may draw with the target's own noise: not if its drafts are translated
     /// as text.
     pub fn shares_noise(&self) -> bool {
         self.drafter.as_ref().is_some_and(|drafter| drafter.bridge.shares_noise())
-    }
-
-    /// Samples drafts from now on, with this seed, which is used for nothing else.
-    pub fn sample(&mut self, seed: u64) {
-        self.draws = Some(seed);
     }
 
     /// A chain of at most `gamma` tokens after the context; it ends where its survival probability
@@ -105,8 +97,7 @@ impl Drafting {
         gamma: usize,
         min_survival: f64,
     ) -> BoxFuture<'static, Reply> {
-        let draws = self.draws.map(|seed| SplitMix64::mix(seed ^ SplitMix64::mix(id.0)));
-        self.ask(id, token_context, DrafterRequest::Draft(Order { gamma, draws, min_survival }))
+        self.ask(id, token_context, DrafterRequest::Draft(Order { gamma, min_survival }))
     }
 
     /// The drafter's own choice at each output position from `from` on.
@@ -164,7 +155,6 @@ impl Drafting {
 impl DrafterRequest {
     const fn kind(self) -> DraftKind {
         match self {
-            Self::Draft(Order { draws: Some(_), .. }) => DraftKind::Sampled,
             Self::Draft(_) => DraftKind::Draft,
             Self::Shadow { .. } => DraftKind::Shadow,
         }
@@ -185,10 +175,9 @@ impl DrafterQuery {
         token_context: TokenContext,
         question: DrafterRequest,
     ) -> Result<Event, DraftLoss> {
-        let told = self.bridge.tell(token_context, &noise).await.ok_or(DraftLoss::Fault)?;
+        let told = self.bridge.tell(token_context).await.ok_or(DraftLoss::Fault)?;
         let seated = drafter_slot.get_or_try_init(|| async {
-            let drafter_slot = self.service.slot_translating(told.noise(noise), told.output_vocabulary());
-            drafter_slot.await.ok_or(DraftLoss::NoSlot)
+            self.service.slot(told.noise(noise)).await.ok_or(DraftLoss::NoSlot)
         });
         let drafter_slot = seated.await?;
         let event = match question {
@@ -207,16 +196,10 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
-    use foretell_engines::policy::part::TranslationMode;
     use foretell_onnx::fake::Fake;
 
     fn session_model(service: &DrafterService) -> SessionModel {
-        SessionModel {
-            name: "small".to_owned(),
-            service: service.clone(),
-            translation_mode: TranslationMode::Same,
-            translation: None,
-        }
+        SessionModel { name: "small".to_owned(), service: service.clone(), translation: None }
     }
 
     fn counted(observer: &Observer, line: &str) -> bool {

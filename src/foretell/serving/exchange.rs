@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Response, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -131,18 +130,6 @@ pub struct Unsent {
     pub body: Bytes,
     /// The replica to send it to.
     pub replica: Arc<Replica>,
-}
-
-/// A completion's body as `replica` takes it: without the client's own `prediction`, where its
-/// engine would refuse the whole request for it.
-pub fn fit(replica: &Replica, head: &mut request::Parts, body: Bytes, memory: &Arc<Memory>) -> Bytes {
-    match replica.refuses_prediction().then(|| openai::without_prediction(&body)).flatten() {
-        Some(without) => {
-            head.headers.remove(CONTENT_LENGTH);
-            memory.take(without.len() as u64).over(without)
-        }
-        None => body,
-    }
 }
 
 /// A request handed back: no part of an answer has been sent to the client.

@@ -66,7 +66,6 @@ pub struct PlainStream {
     pub id: ActionId,
     engine: Arc<Engine>,
     kind: RequestKind,
-    asked: u32,
     state: State,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
@@ -99,7 +98,7 @@ impl PlainStream {
         renamed: Option<(String, String)>,
     ) -> Self {
         let owed = whole && !parsed && engine.broken_end == BrokenEnd::LeftOutOfStreams;
-        let plain_stream = Self::new(id, engine, RequestKind::First, u32::MAX, State::Reading(body));
+        let plain_stream = Self::new(id, engine, RequestKind::First, State::Reading(body));
         let decoder = if whole { sse::Decoder::new(longest) } else { sse::Decoder::keeping(longest) };
         Self { decoder, owed, renamed, ..plain_stream }
     }
@@ -120,20 +119,19 @@ impl PlainStream {
         }
         let done = sse::Message { data: sse::DONE.to_owned(), ..sse::Message::default() };
         let events = [role, message(&first.usage), message(&first.event), done].into();
-        Self { events, renamed, ..Self::new(id, engine, RequestKind::Later, 1, State::Closed) }
+        Self { events, renamed, ..Self::new(id, engine, RequestKind::Later, State::Closed) }
     }
 
-    /// A later plain call of at most `asked` tokens, whose answer is still to come.
-    pub fn opening(id: ActionId, engine: Arc<Engine>, asked: u32, opening: Opening) -> Self {
-        Self::new(id, engine, RequestKind::Later, asked, State::Opening(opening))
+    /// A later plain call, whose answer is still to come.
+    pub fn opening(id: ActionId, engine: Arc<Engine>, opening: Opening) -> Self {
+        Self::new(id, engine, RequestKind::Later, State::Opening(opening))
     }
 
-    fn new(id: ActionId, engine: Arc<Engine>, kind: RequestKind, asked: u32, state: State) -> Self {
+    fn new(id: ActionId, engine: Arc<Engine>, kind: RequestKind, state: State) -> Self {
         Self {
             id,
             engine,
             kind,
-            asked,
             state,
             decoder: sse::Decoder::new(sse::EVENT_BYTES),
             events: VecDeque::new(),
@@ -211,7 +209,7 @@ impl PlainStream {
                         let fault = self.fault(&error);
                         return self.broken(fault, error.cause());
                     }
-                    None => return self.closed(),
+                    None => return self.end(),
                 },
                 State::Gathering(body, gathered) => match body.frame().await {
                     Some(Ok(frame)) => {
@@ -320,26 +318,13 @@ impl PlainStream {
         Some(PlainEvent::Chunk(event, chunk))
     }
 
-    /// The connection closed without a final event; some engines end an answer that way.
-    fn closed(&mut self) -> PlainEvent {
-        let whole = self.kind == RequestKind::Later && self.decoder.is_between_events();
-        let codec = self.engine.dialect.codec();
-        let finish =
-            codec.closed(u32::try_from(self.brought).unwrap_or(u32::MAX), self.asked).filter(|_| whole);
-        let end = self.end();
-        finish.map_or(end, |finish| {
-            let last = Chunk { finish: Some(finish.to_owned()), ..Chunk::default() };
-            PlainEvent::Chunk(Value::Null, Box::new(last))
-        })
-    }
-
     /// The fault of an answer that broke off. The request can go on if a new connection is known to
     /// lead to the same process.
     fn fault(&self, error: &BrokenOff) -> Fault {
         match error {
             BrokenOff::Silent(_) => Fault::Silence,
             _ if !self.engine.shows_itself() => Fault::Lost,
-            BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Plain,
+            BrokenOff::Closed(_) => Fault::Plain,
         }
     }
 

@@ -104,12 +104,7 @@ impl Rulebook {
         drafters: &Drafters,
     ) -> Result<(Ruling, Drawn), Relay> {
         let ruling = self.ruling(admitted, knowledge, drafters)?;
-        let timed = match knowledge {
-            Some(identity::ServerKnowledge::Known(identity)) => {
-                identity.engine.dialect.quirks().first_request_ids
-            }
-            Some(identity::ServerKnowledge::Relayed(..)) | None => false,
-        };
+        let timed = matches!(knowledge, Some(identity::ServerKnowledge::Known(_)));
         let drawn = self.comparisons.draw(&ruling.policy, admitted.backend, timed);
         Ok((ruling, drawn))
     }

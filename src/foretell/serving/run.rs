@@ -19,7 +19,6 @@ use super::head;
 use super::parsing;
 use super::plain::{Form, PlainStream};
 use super::plan::SessionPlan;
-use super::recovery::IdRecovery;
 use super::ruling;
 use super::session_loop::{Ended, SessionLoop};
 use super::sink::Sink;
@@ -350,19 +349,6 @@ impl Run {
             }
             Mode::Off | Mode::Observe => Some(PlainReason::Observe),
         })
-    }
-
-    /// Recovery of the first call's ids, if the engine does not send them and the request may be
-    /// speculated on.
-    pub fn recovery(&self) -> Option<IdRecovery> {
-        let rules = &self.plan.rules;
-        let speculates =
-            rules.permission == Permission::Speculate && (!rules.holdback || rules.gamma_fixed.is_some());
-        let method = rules
-            .methods
-            .first()
-            .filter(|_| speculates && !self.plan.identity.engine.dialect.quirks().first_request_ids)?;
-        Some(IdRecovery::new(Arc::clone(&self.plan.identity.tokenizer), *method))
     }
 
     pub(super) fn start(&self, request: &Request) -> Start {

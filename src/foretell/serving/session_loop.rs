@@ -29,7 +29,6 @@ use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
 use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
-use crate::serving::recovery::IdRecovery;
 use crate::serving::run::Run;
 use crate::serving::sink::{End, Gone, Sink};
 use foretell_core::draft::Source;
@@ -103,8 +102,6 @@ pub struct SessionLoop {
     causes: Vec<String>,
     /// Number of calls after the first so far.
     round: u32,
-    /// The engine's first answer carries no token ids.
-    lacks_token_ids: bool,
     /// The session has an output parser.
     parses: bool,
     /// Knows the marks of a chat that no parser here reads, and of which no text is left out or
@@ -112,9 +109,6 @@ pub struct SessionLoop {
     marks: Option<Arc<Tokenizer>>,
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,
-    recovery: Option<IdRecovery>,
-    /// Id of the plain call that is not read because its token ids are being requested.
-    held: Option<ActionId>,
     /// The prompt's ids came from a separate call and have not been compared with the backend's own
     /// count.
     uncounted: bool,
@@ -179,12 +173,9 @@ impl SessionLoop {
         let request: Arc<Request> = Arc::from(request);
         let mut session_loop = Self {
             session,
-            lacks_token_ids: !quirks.first_request_ids,
             parses: run.plan.parses,
             marks: is_read.then(|| Arc::clone(&run.plan.identity.tokenizer)),
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
-            recovery: run.recovery(),
-            held: None,
             uncounted: prompt_ids_call.is_some() || quirks.usage_runs,
             drafting: run.drafting,
             answer_traits: run.answer_traits,
@@ -231,7 +222,7 @@ impl SessionLoop {
         let mut summary = loop {
             match self.settle().await {
                 Ok(Some(summary)) => break summary,
-                Ok(None) => self.request_token_ids(),
+                Ok(None) => {}
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
             self.slot.record.session_holds(self.session.bytes());
@@ -276,7 +267,6 @@ impl SessionLoop {
             finish: summary.finish,
             stopped: self.session.stopped().cloned(),
             usage,
-            own_count: own.is_some(),
             broken: self.broken,
         };
         self.slot.record.summarise(&summary);
@@ -443,9 +433,6 @@ impl SessionLoop {
                     self.pend(id, call.map(Reply::event));
                 }
                 Action::Cancel(target) => self.cancel(target),
-                // Recovered ids: their text has been sent already.
-                Action::Emit(delta) | Action::Passed(delta)
-                    if self.lacks_token_ids && delta.parsed.is_empty() => {}
                 Action::Passed(delta) => {
                     self.slot.record.emitted();
                     self.sink.passed(delta).await?;
@@ -465,25 +452,6 @@ impl SessionLoop {
         Ok(None)
     }
 
-    /// Requests the token ids of the first call's text, if that is due.
-    fn request_token_ids(&mut self) {
-        let Some(plain_stream) = self.plain_stream.as_ref().filter(|_| self.first && self.held.is_none())
-        else {
-            return;
-        };
-        let id = plain_stream.id;
-        let unknown = self.session.prompt().is_empty();
-        let Some(recovery) = self.recovery.as_mut().filter(|_| !unknown) else { return };
-        let counts = self.uncounted && self.calls.engine().dialect.quirks().prompt_ids_need_count;
-        if counts || !recovery.is_due() {
-            return;
-        }
-        let asked = recovery
-            .ask(self.calls.clone(), self.context.for_call(self.session.prompt(), self.session.output()));
-        self.held = Some(id);
-        self.pend(id, asked.map(Reply::event));
-    }
-
     /// Compares the number of the prompt's ids with the backend's own count, once both are known.
     /// They differ if the backend prepends a token, which changes the prompt.
     fn count_prompt(&mut self, id: ActionId) {
@@ -492,7 +460,6 @@ impl SessionLoop {
         if let (true, Some(reported), 1..) = (self.uncounted, reported, known) {
             self.uncounted = false;
             if reported != known {
-                self.recovery = None;
                 self.session.handle(id, Event::Doubt, self.clock.now());
             }
         }
@@ -505,8 +472,7 @@ impl SessionLoop {
         self.broken = Failure::BrokeOff;
         let context = self.context.for_call(self.session.prompt(), self.session.output());
         let opening = self.calls.clone().plain_request(context, max_tokens, self.round).boxed();
-        self.plain_stream =
-            Some(PlainStream::opening(id, Arc::clone(self.calls.engine()), max_tokens, opening));
+        self.plain_stream = Some(PlainStream::opening(id, Arc::clone(self.calls.engine()), opening));
     }
 
     fn start_draft(&mut self, id: ActionId, gamma: usize, min_survival: f64) {
@@ -557,8 +523,8 @@ impl SessionLoop {
         let deadline = self.session.deadline().map(|deadline| self.clock.until(deadline));
         let plain_stream = async {
             match &mut self.plain_stream {
-                Some(plain_stream) if self.held.is_none() => plain_stream.next().await,
-                _ => std::future::pending().await,
+                Some(plain_stream) => plain_stream.next().await,
+                None => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -581,7 +547,6 @@ impl SessionLoop {
             Happened::PlainEvent(plain_event) => self.plain_event(plain_event).await,
             Happened::Done(id, reply) => {
                 self.aborts.retain(|(pending, _)| *pending != id);
-                self.held.take_if(|held| *held == id);
                 let Some(reply) = reply else { return };
                 self.drafting.answered(id);
                 if let Some(seconds) = reply.seconds {

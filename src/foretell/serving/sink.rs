@@ -528,7 +528,7 @@ impl Sink {
     }
 
     fn tells_usage(&self) -> bool {
-        let told = !self.dialect.quirks().no_usage_event.contains(&self.route);
+        let told = self.dialect.quirks().no_usage_event != Some(self.route);
         told && self.asks_usage()
     }
 
@@ -538,7 +538,7 @@ impl Sink {
     }
 
     fn usage(&self, end: &End, told: &Finished) -> Value {
-        end.usage(told, self.prediction, self.dialect.quirks().usage_counts_end)
+        end.usage(told, self.prediction)
     }
 
     fn whole_answer(&mut self, end: &End, told: &Finished) -> Option<Value> {

@@ -12,7 +12,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::runtime::Handle;
 
-use super::exchange::{Exchange, Served, Slot, fit};
+use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
 use super::head;
 use super::run::Run;
@@ -39,9 +39,8 @@ const PACED: usize = 32;
 impl Run {
     /// Passes the request and its answer on unchanged.
     pub(super) async fn pass(self, exchange: Exchange, reason: PlainReason) -> Served {
-        let Exchange { mut head, body, request, mut replica, shared, client, mut slot, .. } = exchange;
+        let Exchange { head, body, request, mut replica, shared, client, mut slot, .. } = exchange;
         slot.record.set_plain_reason(reason);
-        let body = fit(&replica, &mut head, body, &shared.memory);
         let small = body.len() <= SLICE;
         let sent = if small { full(body.clone()) } else { Sliced::new(full(body.clone())).boxed_unsync() };
         slot.record.called();

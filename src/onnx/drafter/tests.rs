@@ -85,35 +85,6 @@ async fn without_a_seed_a_slot_is_greedy_and_reports_margins() {
 }
 
 #[tokio::test]
-async fn a_sampled_draft_is_drawn_from_the_distributions_that_come_with_it() {
-    let (service, _) = service(1);
-    let slot = service.slot(sampled(0.8, Some(3))).await.unwrap();
-    let fake = Fake::new(VOCABULARY, 400, 1);
-    let sampler = Sampler::new(sampled(0.8, Some(3)).sampling, 3, 2);
-    let mut chains = std::collections::BTreeSet::new();
-    for draws in 0..8 {
-        let order = Order { draws: Some(draws), ..5.into() };
-        let Chosen { tokens, drawn } = slot.order(token_context(&[3, 4, 5], 2), None, order).await.unwrap();
-        assert_eq!(ids(&tokens), drawn.chain());
-        for (at, distribution) in drawn.q().iter().enumerate() {
-            let text = [&[3, 4, 5], &drawn.chain()[..at]].concat();
-            let history = sampler.history(&text[..2], &text[2..]);
-            assert_eq!(
-                Some(distribution),
-                sampler.process(&fake.logits(&text), &history).distribution().as_ref()
-            );
-        }
-        let again = slot.order(token_context(&[3, 4, 5], 2), None, order).await.unwrap();
-        assert_eq!(again.drawn, drawn, "the draws are those of the order");
-        chains.insert(drawn.chain().to_vec());
-    }
-    assert!(chains.len() > 6, "{chains:?}");
-    let plain = slot.order(token_context(&[3, 4, 5], 2), None, 5.into()).await.unwrap();
-    assert!(plain.drawn.chain().is_empty() && plain.tokens.len() == 5);
-}
-
-/// Drawn from its distributions or not.
-#[tokio::test]
 async fn a_draft_ends_where_the_model_is_unsure() {
     let (service, controls) = service(1);
     let fake = Fake::new(VOCABULARY, 400, 1);
@@ -123,26 +94,21 @@ async fn a_draft_ends_where_the_model_is_unsure() {
     let mut lengths = std::collections::BTreeSet::new();
     for first in 0..30 {
         let text = [first, 1, 2];
-        for draws in [None, Some(7)] {
-            let order = Order { draws, min_survival: 0.4, ..6.into() };
-            let whole = slot
-                .order(token_context(&text, 3), None, Order { min_survival: 0.0, ..order })
-                .await
-                .unwrap();
-            let mut stop = Stop::new(0.4);
-            let sure = (0..whole.tokens.len()).take_while(|&at| {
-                let output = ids(whole.tokens.get(..at).unwrap());
-                let logits = fake.logits(&[&text[..], &output].concat());
-                let distribution = sampler.process(&logits, &sampler.history(&text, &output));
-                stop.goes_on(chance_by_entropy(distribution.entropy()))
-            });
-            let sure = sure.count();
-            let before = controls.runs();
-            let short = slot.order(token_context(&text, 3), None, order).await.unwrap();
-            assert_eq!(short.tokens, whole.tokens[..sure], "{draws:?}");
-            assert!(controls.runs() - before <= sure + 1, "the last run tells that it is unsure");
-            lengths.insert(sure);
-        }
+        let order = Order { min_survival: 0.4, ..6.into() };
+        let whole = slot.order(token_context(&text, 3), Order { min_survival: 0.0, ..order }).await.unwrap();
+        let mut stop = Stop::new(0.4);
+        let sure = (0..whole.len()).take_while(|&at| {
+            let output = ids(whole.get(..at).unwrap());
+            let logits = fake.logits(&[&text[..], &output].concat());
+            let distribution = sampler.process(&logits, &sampler.history(&text, &output));
+            stop.goes_on(chance_by_entropy(distribution.entropy()))
+        });
+        let sure = sure.count();
+        let before = controls.runs();
+        let short = slot.order(token_context(&text, 3), order).await.unwrap();
+        assert_eq!(short, whole[..sure]);
+        assert!(controls.runs() - before <= sure + 1, "the last run tells that it is unsure");
+        lengths.insert(sure);
     }
     assert!(lengths.len() > 1 && lengths.contains(&1), "{lengths:?}");
 }
@@ -155,14 +121,12 @@ async fn a_greedy_draft_ends_where_another_token_is_nearly_as_likely() {
     for first in 0..30 {
         let text = [first, 1, 2];
         let order = Order { min_survival: 0.12, ..6.into() };
-        let whole =
-            slot.order(token_context(&text, 3), None, Order { min_survival: 0.0, ..order }).await.unwrap();
+        let whole = slot.order(token_context(&text, 3), Order { min_survival: 0.0, ..order }).await.unwrap();
         let mut stop = Stop::new(0.12);
-        let sure =
-            whole.tokens.iter().take_while(|(_, margin)| stop.goes_on(chance_by_margin((*margin).into())));
+        let sure = whole.iter().take_while(|(_, margin)| stop.goes_on(chance_by_margin((*margin).into())));
         let sure = sure.count();
-        let short = slot.order(token_context(&text, 3), None, order).await.unwrap();
-        assert_eq!(short.tokens, whole.tokens[..sure]);
+        let short = slot.order(token_context(&text, 3), order).await.unwrap();
+        assert_eq!(short, whole[..sure]);
         lengths.insert(sure);
     }
     assert!(lengths.len() > 1, "{lengths:?}");
@@ -424,11 +388,5 @@ async fn no_id_beyond_the_vocabulary_is_ever_drafted() {
         }
         let shadow = slot.shadow(token_context(&text, 1), 1).await.unwrap();
         assert!(shadow.iter().all(|&token| token < END), "{shadow:?}");
-    }
-    let slot = service.slot(sampled(1.0, Some(4))).await.unwrap();
-    for draws in 0..8 {
-        let order = Order { draws: Some(draws), ..6.into() };
-        let Chosen { drawn, .. } = slot.order(token_context(&text, 1), None, order).await.unwrap();
-        assert!(!drawn.chain().is_empty() && drawn.chain().iter().all(|&token| token < END));
     }
 }

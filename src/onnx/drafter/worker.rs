@@ -7,11 +7,11 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use tokio::sync::oneshot;
 
-use super::{Chosen, DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext};
+use super::{DraftFault, Drafted, DrafterSlot, Noise, Order};
 use crate::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use crate::sampler::{History, Sampler, largest};
 use foretell_core::draft::{Stop, chance_by_entropy, chance_by_margin};
-use foretell_core::units::{SplitMix64, TokenId};
+use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
 use foretell_engines::openai::Sampling;
 
@@ -32,12 +32,10 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) slot: usize,
-    /// The text in the model's own tokens.
+    /// The text.
     pub(super) token_context: TokenContext,
-    /// The text in the target's tokens, for a slot that drafts in those.
-    pub(super) target_context: Option<TargetContext>,
     pub(super) want: Task,
-    pub(super) reply: oneshot::Sender<Result<Chosen, DraftFault>>,
+    pub(super) reply: oneshot::Sender<Result<Vec<Drafted>, DraftFault>>,
     /// Counts the request as waiting until dropped.
     pub(super) _waits: Waits,
 }
@@ -86,7 +84,6 @@ pub(super) enum Command {
     /// A session requests a slot.
     DrafterSlot {
         noise: Noise,
-        output_vocabulary: OutputVocabulary,
         /// See [`super::DrafterService::bounded`].
         end: TokenId,
         commands: CommandQueue,
@@ -106,10 +103,7 @@ struct SlotState {
     /// Number of its first tokens that are in the cache.
     cached: usize,
     sampler: Sampler,
-    output_vocabulary: OutputVocabulary,
     end: TokenId,
-    /// Scratch: a row of logits in the target's tokens.
-    row: Vec<f32>,
 }
 
 /// A request under way.
@@ -117,7 +111,7 @@ struct Open {
     work: Work,
     /// Tokens of the text in the request; the drafted tokens follow them.
     asked: usize,
-    chosen: Chosen,
+    chosen: Vec<Drafted>,
     /// The penalties' state as of the last choice; `None` before the first one. The text only grows
     /// while the request is open.
     history: Option<History>,
@@ -155,8 +149,8 @@ pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
 impl Worker {
     fn take(&mut self, command: Command) {
         match command {
-            Command::DrafterSlot { noise, output_vocabulary, end, commands, reply } => {
-                let taken = self.assign_slot(&noise, output_vocabulary, end);
+            Command::DrafterSlot { noise, end, commands, reply } => {
+                let taken = self.assign_slot(&noise, end);
                 let slot = taken.map(|number| DrafterSlot { number, commands });
                 if let Err(Some(unwanted)) = reply.send(slot) {
                     self.release_slot(unwanted.number);
@@ -167,25 +161,15 @@ impl Worker {
         }
     }
 
-    fn assign_slot(
-        &mut self,
-        noise: &Noise,
-        output_vocabulary: OutputVocabulary,
-        end: TokenId,
-    ) -> Option<usize> {
+    fn assign_slot(&mut self, noise: &Noise, end: TokenId) -> Option<usize> {
         let lane = self.model.reserve()?;
         let temperature = if noise.seed.is_some() { noise.sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..noise.sampling.clone() };
-        let eos = &self.model.config().eos;
-        let ends = match &output_vocabulary {
-            OutputVocabulary::Own => eos.clone(),
-            OutputVocabulary::Common(common) => eos.iter().filter_map(|&end| common.target(end)).collect(),
-        };
+        let ends = self.model.config().eos.clone();
         let sampler = Sampler::new(sampling, noise.seed.unwrap_or(0), noise.choice).with_ends(ends);
         let number = self.next;
         self.next += 1;
-        let taken =
-            SlotState { lane, text: Vec::new(), cached: 0, sampler, output_vocabulary, end, row: Vec::new() };
+        let taken = SlotState { lane, text: Vec::new(), cached: 0, sampler, end };
         self.slots.insert(number, taken);
         Some(number)
     }
@@ -209,7 +193,7 @@ impl Worker {
             return;
         }
         if let Task::Draft(Order { gamma: 0, .. }) = work.want {
-            let _ = work.reply.send(Ok(Chosen::default()));
+            let _ = work.reply.send(Ok(Vec::new()));
             return;
         }
         let Some(taken) = self.slots.get_mut(&work.slot) else { return };
@@ -226,7 +210,7 @@ impl Worker {
             Task::Shadow { .. } => 0.0,
         };
         let stop = (min_survival > 0.0).then(|| Stop::new(min_survival));
-        self.open.push(Open { work, asked, chosen: Chosen::default(), history: None, stop });
+        self.open.push(Open { work, asked, chosen: Vec::new(), history: None, stop });
     }
 
     /// One run of the model over all open requests.
@@ -315,14 +299,6 @@ impl SlotState {
         self.text.extend(token_context.tokens().skip(shared));
         self.cached = self.cached.min(shared);
     }
-
-    /// A chosen token, in the model's own tokens.
-    fn own(&self, token: TokenId) -> Option<TokenId> {
-        match &self.output_vocabulary {
-            OutputVocabulary::Own => Some(token),
-            OutputVocabulary::Common(common) => common.drafter(token),
-        }
-    }
 }
 
 impl Open {
@@ -330,7 +306,7 @@ impl Open {
     fn rows(&self, cached: usize, feeding: usize) -> Rows {
         let end = cached + feeding;
         match self.work.want {
-            Task::Draft(_) if end < self.asked + self.chosen.tokens.len() => Rows::None,
+            Task::Draft(_) if end < self.asked + self.chosen.len() => Rows::None,
             Task::Draft(_) => Rows::Last,
             // The choice at a position is the row of the token before it.
             Task::Shadow { from } if end < from => Rows::None,
@@ -357,17 +333,13 @@ impl Open {
         };
         for (row, position) in (first + 1..=end).enumerate() {
             let Some(logits) = logits.row(feed, row) else { break };
-            let choice = match &self.work.target_context {
-                Some(_) => self.choose_common(taken, logits),
-                None => self.choose(taken, position, logits),
-            };
-            let Some(choice) = choice else { return self.answer() };
-            self.chosen.tokens.push(choice);
+            let Some(choice) = self.choose(taken, position, logits) else { return self.answer() };
+            self.chosen.push(choice);
         }
         self.finish(taken, context, eos)
     }
 
-    /// The choice at a position of the text, in the model's own tokens.
+    /// The choice at a position of the text.
     fn choose(&mut self, taken: &SlotState, position: usize, logits: &[f32]) -> Option<Drafted> {
         let prompt = self.work.token_context.prompt();
         let output = taken.text.get(prompt.len()..position).unwrap_or(&[]);
@@ -378,37 +350,13 @@ impl Open {
         choice
     }
 
-    /// The choice among the common tokens, in the target's, at the next requested position.
-    fn choose_common(&mut self, taken: &mut SlotState, logits: &[f32]) -> Option<Drafted> {
-        let (OutputVocabulary::Common(common), Some(target_context)) =
-            (&taken.output_vocabulary, &self.work.target_context)
-        else {
-            return self.choose(taken, 0, logits);
-        };
-        common.row(logits, &mut taken.row);
-        let prompt = target_context.token_context.prompt();
-        let drafts = matches!(self.work.want, Task::Draft(_));
-        let position = if drafts { 0 } else { self.chosen.tokens.len() };
-        let before =
-            target_context.before.get(position).map_or(0, |before| before.saturating_sub(prompt.len()));
-        let output = target_context.token_context.output();
-        let output = output.get(..before).unwrap_or(output).iter().copied();
-        let drafted = self.chosen.tokens.iter().filter(|_| drafts).map(|&(token, _)| token);
-        let history = grown(self.history.take(), &taken.sampler, prompt, output.chain(drafted));
-        let choice = self.pick(&taken.sampler, &history, &taken.row);
-        self.history = Some(history);
-        choice
-    }
-
-    /// The slot's own choice, or a token drawn from its distribution by the order's draw for this
-    /// position of the draft. `None` where the draft ends before that position because the
+    /// The slot's own choice. `None` where the draft ends before that position because the
     /// distribution is too uncertain.
     fn pick(&mut self, sampler: &Sampler, token_context: &History, logits: &[f32]) -> Option<Drafted> {
         let processed = sampler.process(logits, token_context);
-        let draws = matches!(self.work.want, Task::Draft(Order { draws: Some(_), .. }));
         // Nothing is drawn: the likeliest token, which is assumed to be the target's likeliest,
         // too.
-        let likeliest = processed.likeliest().filter(|_| !draws).map(|token| (token, margin(logits, token)));
+        let likeliest = processed.likeliest().map(|token| (token, margin(logits, token)));
         if let Some(stop) = &mut self.stop {
             let chance = likeliest.map_or_else(
                 || chance_by_entropy(processed.entropy()),
@@ -418,29 +366,21 @@ impl Open {
                 return None;
             }
         }
-        if likeliest.is_some() {
-            return likeliest;
-        }
-        let drawn = match self.work.want {
-            Task::Draft(Order { draws: Some(seed), .. }) => processed.distribution().map(|distribution| {
-                let position = self.chosen.drawn.chain().len();
-                self.chosen.drawn.push(distribution, SplitMix64::at(seed, position))
-            }),
-            Task::Draft(_) | Task::Shadow { .. } => None,
-        };
-        let token = drawn.unwrap_or_else(|| processed.draw());
-        Some((token, margin(logits, token)))
+        likeliest.or_else(|| {
+            let token = processed.draw();
+            Some((token, margin(logits, token)))
+        })
     }
 
     fn finish(&mut self, taken: &mut SlotState, context: usize, eos: &[TokenId]) -> bool {
         let done = match self.work.want {
             Task::Shadow { .. } => taken.cached == self.asked,
             Task::Draft(Order { gamma, .. }) => {
-                let last = self.chosen.tokens.last().and_then(|&(token, _)| taken.own(token));
+                let last = self.chosen.last().map(|&(token, _)| token);
                 let full = taken.text.len() == context;
                 let ended = last.is_none_or(|token| eos.contains(&token));
                 taken.text.extend(last);
-                self.chosen.tokens.len() >= gamma || full || ended
+                self.chosen.len() >= gamma || full || ended
             }
         };
         done && self.answer()

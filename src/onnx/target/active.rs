@@ -4,7 +4,7 @@ use crate::forward::{Draws, Feed, HeadDraft, Lane, Logits, Rows};
 use crate::grammar::{Bound, TOO_LARGE};
 use crate::sampler::History;
 use crate::target::job::{Ending, Event, Failure, Generate, Job, PromptRow, Scores, Token, Verified, Verify};
-use crate::target::judge::{Draft, judge, judge_drawn, prompt_row};
+use crate::target::judge::{Draft, judge, prompt_row};
 use crate::target::metrics::Metrics;
 use crate::target::prefix::SlotId;
 use foretell_core::units::TokenId;
@@ -248,13 +248,8 @@ impl Active {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
         let row = |position| logits.row(feed, position);
         let bound = job.bound.as_deref();
-        let judged = if let Some(drawn) = &job.sampled {
-            judge_drawn(&job.sampler, &self.token_context, drawn, bound, row)
-        } else {
-            let draft = Draft { tokens: &job.tokens, parents: &job.parents };
-            judge(&job.sampler, &self.token_context, &draft, bound, job.listed, row)
-        };
-        let (rows, accepted) = judged?;
+        let draft = Draft { tokens: &job.tokens, parents: &job.parents };
+        let (rows, accepted) = judge(&job.sampler, &self.token_context, &draft, bound, job.listed, row)?;
         self.verified =
             Some(Verified { rows, accepted: accepted.clone(), cached: self.cached, proposal: None });
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })

@@ -1,14 +1,11 @@
 //! Messages between the HTTP side and the model's thread. They carry tokens only: text, stop
 //! strings and JSON stay on the HTTP side.
 
-use std::sync::Arc;
-
 use tokio::sync::{mpsc, oneshot};
 
 use crate::forward::HeadDraft;
 use crate::grammar::{Bound, Next};
 use crate::sampler::Sampler;
-use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
 
 /// A job for the model's thread.
@@ -159,21 +156,10 @@ pub struct Verify {
     /// Number of best tokens to report per row, with the log-probabilities; `None`: no figures, and
     /// no rows but those that the samples reach.
     pub listed: Option<usize>,
-    /// The draft is a chain that was drawn from known distributions, and is verified by them.
-    pub sampled: Option<Drawn>,
     /// Tokens that the head drafts behind the accepted nodes and the token after them; 0: none.
     pub propose: usize,
     /// Receives the answer, or the reason that there is none.
     pub reply: oneshot::Sender<Result<Verified, Failure>>,
-}
-
-/// A sampled draft.
-#[derive(Debug)]
-pub struct Drawn {
-    /// The chain with its distributions.
-    pub draft: Arc<Sampled>,
-    /// Seed of the draws that verify it, unique to this job.
-    pub seed: u64,
 }
 
 /// Result of verifying a draft.
@@ -194,8 +180,8 @@ pub struct Verified {
 pub struct VerifiedRow {
     /// Entropy of the processed distribution, nats; `None` unless likely tokens were requested.
     pub entropy: Option<f64>,
-    /// The decided token; `None` where none was drawn: after the tokens that a sampled draft
-    /// yielded, and after nodes that the samples before them do not accept.
+    /// The decided token; `None` where none was drawn: after nodes that the samples before them do
+    /// not accept.
     pub sample: Option<TokenId>,
     /// Log-probability of that token, after temperature and other processing; `None` unless figures
     /// were requested.

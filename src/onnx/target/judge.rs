@@ -1,16 +1,9 @@
 //! Evaluates rows of logits: samples for a draft, scores for a prompt. Pure.
-//!
-//! A sampled draft is verified here, next to the sampler, where the target's whole distributions
-//! are available: a row of thousands of probabilities as JSON would cost more than block
-//! verification gains. The accepted tokens are returned as the samples of their rows, so that a
-//! client that walks the rows by samples finds them.
 
 use crate::grammar::Next;
-use crate::sampler::{History, NEVER, Processed, Sampler};
-use crate::target::job::{Drawn, Failure, PromptRow, VerifiedRow};
-use foretell_core::session::accept::sampled::verify;
-use foretell_core::units::{SplitMix64, TokenId};
-use foretell_core::words::Distribution;
+use crate::sampler::{History, Processed, Sampler};
+use crate::target::job::{Failure, PromptRow, VerifiedRow};
+use foretell_core::units::TokenId;
 use foretell_engines::openai::Sampling;
 
 const FEWER: &str = "the model gave fewer rows than requested";
@@ -135,48 +128,6 @@ fn list(
     Ok(())
 }
 
-/// Verifies a sampled chain as a block. Returns one row per position, and the accepted nodes;
-/// `context` is the history before the chain.
-///
-/// # Errors
-/// A row is missing, or the grammar exceeds its limits.
-pub(super) fn judge_drawn<'a>(
-    sampler: &Sampler,
-    context: &History,
-    drawn: &Drawn,
-    bound: Option<&[Result<Next, String>]>,
-    row: impl Fn(usize) -> Option<&'a [f32]>,
-) -> Result<(Vec<VerifiedRow>, Vec<usize>), Failure> {
-    let chain = drawn.draft.chain();
-    let (mut context, mut distributions) = (context.clone(), Vec::with_capacity(chain.len() + 1));
-    for position in 0..=chain.len() {
-        // Behind a token that the grammar does not allow nothing is accepted.
-        bind(&mut context, bound, position)?;
-        let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
-        distributions.push(processed.distribution().ok_or("the model's logits are not numbers")?);
-        if let Some(&token) = chain.get(position) {
-            context.push(token);
-        }
-    }
-    let mut rng = SplitMix64::new(drawn.seed);
-    let kept = verify(&drawn.draft, &distributions, |_, chance| rng.unit() < chance);
-    let next = kept.next.map(|distribution| distribution.draw(rng.unit()));
-    let run = chain.iter().copied().take(kept.run).chain(next).map(Some).chain(std::iter::repeat(None));
-    let logprob = |distribution: &Distribution, token| (distribution.of(token).ln() as f32).max(NEVER);
-    let rows =
-        distributions.iter().zip(run).enumerate().map(|(position, (distribution, sample))| VerifiedRow {
-            entropy: None,
-            sample,
-            logprob: sample.map(|token| logprob(distribution, token)),
-            top: Vec::new(),
-            draft_logprob: position
-                .checked_sub(1)
-                .and_then(|node| Some(logprob(distributions.get(node)?, *chain.get(node)?))),
-        });
-    Ok((rows.collect(), (0..kept.run).collect()))
-}
-
-/// The nodes that the samples accept, from the context on.
 fn walk(draft: &Draft<'_>, rows: &[VerifiedRow]) -> Vec<usize> {
     let mut accepted = Vec::new();
     let mut at = None;
@@ -196,72 +147,4 @@ pub(super) fn prompt_row(row: &[f32], id: TokenId, top: usize) -> PromptRow {
     let own = row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
     let rank = row.iter().filter(|&&logit| logit >= own).count().max(1);
     PromptRow { id, logprob: processed.logprob(id), rank, top: processed.top(top) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use foretell_core::draft::Sampled;
-
-    const P: [[f32; 4]; 3] = [[1.0, 0.2, -0.5, 0.7], [0.1, 1.4, 0.3, -1.0], [0.5, 0.5, -0.4, 0.9]];
-    const Q: [[f32; 4]; 2] = [[0.2, 0.9, 0.1, 0.3], [0.8, 0.4, -0.6, 0.2]];
-
-    fn sampler() -> Sampler {
-        Sampler::new(Sampling { temperature: 0.7, top_k: Some(3), ..Sampling::default() }, 5, 0)
-    }
-
-    fn distribution(logits: &[f32]) -> Distribution {
-        let sampler = sampler();
-        sampler.process(logits, &sampler.history(&[1], &[])).distribution().expect("a distribution")
-    }
-
-    fn drawn(seed: u64) -> Drawn {
-        let mut draft = Sampled::default();
-        for (at, q) in Q.iter().enumerate() {
-            draft.push(distribution(q), SplitMix64::at(SplitMix64::mix(!seed), at));
-        }
-        Drawn { draft: Arc::new(draft), seed: SplitMix64::mix(seed) }
-    }
-
-    fn judged(drawn: &Drawn) -> (Vec<VerifiedRow>, Vec<usize>) {
-        let sampler = sampler();
-        let context = sampler.history(&[1], &[]);
-        judge_drawn(&sampler, &context, drawn, None, |position| P.get(position).map(<[f32; 4]>::as_slice))
-            .expect("all rows")
-    }
-
-    #[test]
-    fn a_sampled_draft_yields_accepted_tokens_and_one_more() {
-        for seed in 0..200 {
-            let drawn = drawn(seed);
-            let (rows, accepted) = judged(&drawn);
-            let samples: Vec<Option<TokenId>> = rows.iter().map(|row| row.sample).collect();
-            let run = accepted.len();
-            assert_eq!((samples.len(), accepted), (3, (0..run).collect()));
-            let chain: Vec<Option<TokenId>> = drawn.draft.chain().iter().copied().map(Some).collect();
-            assert_eq!(samples[..run], chain[..run]);
-            assert!(samples[run].is_some() && samples[run + 1..].iter().all(Option::is_none), "{samples:?}");
-        }
-    }
-
-    /// The tokens at the first position, over many draws.
-    #[test]
-    fn sampled_verification_keeps_the_targets_distribution() {
-        let (mut first, mut longer) = ([0_u32; 4], 0);
-        let rounds = 60_000;
-        for seed in 0..rounds {
-            let (rows, _) = judged(&drawn(seed));
-            first[rows[0].sample.expect("decided") as usize] += 1;
-            longer += u64::from(rows[1].sample.is_some());
-        }
-        let p = distribution(&P[0]);
-        assert!(longer > rounds / 3 && longer < rounds, "{longer} with a token of the draft");
-        for token in 0..4 {
-            let (share, wanted) = (f64::from(first[token as usize]) / rounds as f64, p.of(token));
-            let error = (wanted * (1.0 - wanted) / rounds as f64).sqrt();
-            assert!((share - wanted).abs() <= 4.5 * error, "{token}: {share} for {wanted}");
-        }
-    }
 }

@@ -21,7 +21,7 @@ use crate::grammar::{Grammars, Next};
 use crate::sampler::Sampler;
 use crate::target::errors::Refusal;
 use crate::target::fields::invalid;
-use crate::target::job::{Drawn, Failure, Generate, Job, Limits, Verify};
+use crate::target::job::{Failure, Generate, Job, Limits, Verify};
 use crate::target::logprobs::Logprobs;
 use crate::target::metrics::Metrics;
 use crate::target::output::Output;
@@ -32,7 +32,6 @@ use crate::target::stops::Stops;
 use crate::target::stream::{Answer, News, Running};
 use crate::target::wire::{self, Ask, Prompt, Served};
 use crate::target::words::Words;
-use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Grammar, Route, Sampling};
 use foretell_engines::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat, Unsure};
@@ -114,9 +113,8 @@ impl App {
         match path {
             "/health" | "/version" | "/metrics" | "/v1/models" if get => Ok(self.get(path)),
             _ if POSTED.contains(&path) && request.method() == Method::POST => {
-                let enclosed = request.extensions().get::<Arc<Sampled>>().cloned();
                 let body = read(request.into_body()).await?;
-                self.post(path, body, enclosed).await
+                self.post(path, body).await
             }
             "/health" | "/version" | "/metrics" | "/v1/models" => {
                 Err(Refusal::Method(format!("{} {path}", request.method())))
@@ -163,14 +161,7 @@ impl App {
         })
     }
 
-    /// `enclosed`: the draft of a verify request, if it was drawn. Only calls within the process
-    /// can have it.
-    async fn post(
-        self: &Arc<Self>,
-        path: &str,
-        body: Bytes,
-        enclosed: Option<Arc<Sampled>>,
-    ) -> Result<Response<Body>, Refusal> {
+    async fn post(self: &Arc<Self>, path: &str, body: Bytes) -> Result<Response<Body>, Refusal> {
         match path {
             "/v1/completions" => answered(self.begun(body, wire::completions).await?).await,
             "/v1/chat/completions" => answered(self.begun(body, wire::chat).await?).await,
@@ -180,7 +171,7 @@ impl App {
                 let ask = self.off_thread(body, |app, body| wire::verify(body, app.served())).await?;
                 let bound = |app: &Self, ask: wire::VerifyAsk| Ok((app.behind(&ask)?, ask));
                 let (bound, ask) = self.apart(ask.sampling.grammar.is_some(), ask, bound).await?;
-                self.verify(ask, bound, enclosed).await
+                self.verify(ask, bound).await
             }
             "/tokenize" => {
                 self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
@@ -384,13 +375,9 @@ impl App {
         &self,
         ask: wire::VerifyAsk,
         bound: Option<Vec<Result<Next, String>>>,
-        enclosed: Option<Arc<Sampled>>,
     ) -> Result<Response<Body>, Refusal> {
         let (context, nodes) = (ask.context.len(), ask.tokens.len());
         self.fits(context, nodes, "context")?;
-        if enclosed.as_ref().is_some_and(|drawn| !ask.is_chain_of(drawn.chain())) {
-            return Err(invalid("tokens", "does not match the enclosed draft"));
-        }
         let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
         let (reply, result) = oneshot::channel();
         let job = Verify {
@@ -402,10 +389,6 @@ impl App {
             parents: ask.parents,
             listed: ask.listed,
             propose: ask.propose,
-            sampled: enclosed.map(|draft| Drawn {
-                draft,
-                seed: self.random.hash_one(("draws", self.count.fetch_add(1, Ordering::Relaxed))),
-            }),
             reply,
         };
         self.engine.submit(vec![Job::Verify(Box::new(job))]);

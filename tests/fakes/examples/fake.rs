@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use foretell_fakes::{Defaults, Engine, Fake, Pace, Setup, Temper};
-use foretell_fakes::{hosted, llamacpp, lmdeploy, mlx, ollama, sglang, tgi, triton, trtllm, vllm};
+use foretell_fakes::{hosted, llamacpp, mlx, ollama, passthrough, sglang, tgi, vllm};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
@@ -71,7 +71,7 @@ struct Arguments {
     /// SGLang: `--enable-deterministic-inference`.
     #[arg(long)]
     deterministic: bool,
-    /// SGLang, LMDeploy and llama-server: `--enable-metrics`, `--metrics`.
+    /// SGLang and llama-server: `--enable-metrics`, `--metrics`.
     #[arg(long)]
     metrics: bool,
     /// llama-server: `-np`.
@@ -80,12 +80,6 @@ struct Arguments {
     /// llama-server: `--no-cache-idle-slots`.
     #[arg(long)]
     no_cache_idle_slots: bool,
-    /// LMDeploy: `--enable-prefix-caching`.
-    #[arg(long)]
-    prefix_caching: bool,
-    /// Triton: with the OpenAI frontend.
-    #[arg(long)]
-    frontend: bool,
     /// Ollama: `OLLAMA_NUM_PARALLEL`.
     #[arg(long, default_value_t = 1)]
     num_parallel: usize,
@@ -108,6 +102,12 @@ impl Arguments {
             repetition_penalty: self.repetition_penalty,
             ..Defaults::default()
         };
+    }
+
+    async fn passed(&self, kind: passthrough::Kind) {
+        let mut setup = Setup::default();
+        self.fill(&mut setup);
+        self.serve(passthrough::Passthrough::new(kind, setup)).await;
     }
 
     async fn serve(&self, engine: impl Engine) {
@@ -147,26 +147,9 @@ async fn main() {
             arguments.fill(&mut options.setup);
             arguments.serve(tgi::Tgi::new(options)).await;
         }
-        Kind::Trtllm => {
-            let mut options = trtllm::Options::default();
-            let cancel = options.setup.pace.cancel;
-            arguments.fill(&mut options.setup);
-            options.setup.pace.cancel = options.setup.pace.cancel.max(cancel);
-            arguments.serve(trtllm::Trtllm::new(options)).await;
-        }
-        Kind::Triton => {
-            let mut options = triton::Options { frontend: arguments.frontend, ..triton::Options::default() };
-            arguments.fill(&mut options.setup);
-            arguments.serve(triton::Triton::new(options)).await;
-        }
-        Kind::Lmdeploy => {
-            let mut options =
-                lmdeploy::Options { metrics: arguments.metrics, ..lmdeploy::Options::default() };
-            arguments.fill(&mut options.setup);
-            options.prefix_caching = arguments.prefix_caching;
-            options.block = arguments.block.unwrap_or(options.block);
-            arguments.serve(lmdeploy::Lmdeploy::new(options)).await;
-        }
+        Kind::Trtllm => arguments.passed(passthrough::Kind::Trtllm).await,
+        Kind::Triton => arguments.passed(passthrough::Kind::Triton).await,
+        Kind::Lmdeploy => arguments.passed(passthrough::Kind::Lmdeploy).await,
         Kind::Hosted => {
             let mut options = hosted::Options::default();
             arguments.fill(&mut options.setup);

@@ -14,8 +14,6 @@ pub enum Counts {
     Output,
     /// Prompt and output.
     All,
-    /// Prompt and output without this number of tokens at the start.
-    Behind(usize),
     /// The last tokens of prompt and output, this number of them.
     Last(usize),
 }
@@ -26,7 +24,6 @@ impl Counts {
         let seen = match self {
             Self::Output => &all[prompt..],
             Self::All => all,
-            Self::Behind(ignored) => &all[ignored.min(all.len())..],
             Self::Last(last) => &all[all.len().saturating_sub(last)..],
         };
         let mut counts = HashMap::new();
@@ -78,12 +75,6 @@ impl Pipeline {
         processed_logprobs: true,
         ..Self::VLLM
     };
-    /// TensorRT-LLM: everything; presence and frequency can skip the start of the prompt.
-    pub const fn trtllm(ignored: usize) -> Self {
-        Self { additive: Counts::Behind(ignored), ..Self::VLLM }
-    }
-    /// LMDeploy's PyTorch engine: everything of the output only.
-    pub const LMDEPLOY: Self = Self { repetition: Counts::Output, ..Self::VLLM };
     /// mlx-lm: everything within the last tokens of prompt and output, 20 by default.
     pub const fn mlx(last: usize) -> Self {
         Self {

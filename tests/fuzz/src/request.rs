@@ -5,17 +5,12 @@
 //! Foretell adds. The body is also a request of the Messages and the Responses API, and its lines
 //! are the data of the chat's events that answer it.
 
-use std::collections::BTreeMap;
-
 use foretell::gateway::route::model_of;
 use foretell_engines::anthropic::{self, System};
 use foretell_engines::dialect::{Dialect, Engine};
-use foretell_engines::openai::{
-    Judgement, Request, Route, judge, parsed_bytes, understand, without_prediction,
-};
+use foretell_engines::openai::{Judgement, Request, Route, judge, parsed_bytes, understand};
 use foretell_engines::responses;
 use foretell_engines::translation::{Events, Stream, Thinking};
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::bytes::Bytes;
@@ -34,7 +29,6 @@ pub fn run(input: &[u8]) {
     let route = input.one(&[Route::Completions, Route::Chat]);
     let dialect = input.one(&Dialect::ALL);
     let body = input.0;
-    less(body);
     if understand(route, body).is_some_and(|(request, _)| request.body.iter().any(is_private)) {
         return;
     }
@@ -112,23 +106,6 @@ fn held(value: &Value) -> usize {
         }
     }
 }
-
-/// Without its prediction a body has the same other values, byte for byte: a number may be larger
-/// than the ordinary parser accepts.
-fn less(body: &[u8]) {
-    let Some(rest) = without_prediction(body) else { return };
-    let mut members: Members<'_> = serde_json::from_slice(body).expect("an object");
-    members.remove("prediction").expect("a prediction");
-    let left: Members<'_> = serde_json::from_slice(&rest).expect("an object");
-    let shown = |members: &Members<'_>| -> Vec<_> {
-        members.iter().map(|(name, value)| (name.clone(), value.get().to_owned())).collect()
-    };
-    assert_eq!(shown(&left), shown(&members));
-    assert_eq!(without_prediction(&rest), None);
-}
-
-/// The last of each name.
-type Members<'a> = BTreeMap<String, &'a RawValue>;
 
 fn eligible(request: &Request, body: &[u8], read: Option<&Value>, dialect: Dialect) {
     let members = read.and_then(Value::as_object).expect("what is eligible is an object");

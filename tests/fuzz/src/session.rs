@@ -87,7 +87,6 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         &[VerifyMethod::FanOut],
         &[VerifyMethod::Score, VerifyMethod::FanOut],
         &[],
-        &[VerifyMethod::Native],
         &[VerifyMethod::Score],
     ];
     let lookups = [
@@ -301,7 +300,7 @@ fn answer(kind: Kind, input: &mut Bytes<'_>) -> Event {
         (Kind::Plain, 2) => Event::Doubt,
         (Kind::Plain, 3) => Event::Proposal(proposal(input)),
         (Kind::Plain, _) => tokens(input),
-        (Kind::Draft(gamma), _) => Event::Draft(tree(gamma, input).into()),
+        (Kind::Draft(gamma), _) => Event::Draft(tree(gamma, input)),
         (Kind::Shadow, _) => {
             Event::Shadow((0..input.below(5)).map(|_| Some(token(input)).filter(|&t| t != 7)).collect())
         }
@@ -312,7 +311,7 @@ fn answer(kind: Kind, input: &mut Bytes<'_>) -> Event {
 /// An answer of another kind than requested.
 fn odd(input: &mut Bytes<'_>) -> Event {
     match input.below(6) {
-        0 => Event::Draft(tree(4, input).into()),
+        0 => Event::Draft(tree(4, input)),
         1 => Event::Shadow(vec![None; input.below(4)]),
         2 => result(input.below(4), input),
         3 => Event::PlainEnded(Finish::Length),

@@ -77,9 +77,8 @@ async fn a_greedy_text_is_the_same_on_every_route_and_is_speculated_on() {
                     accepted += compare(&house, &ask, &mut wrong).await.0;
                 }
             }
-            let speculates = row.speculates.contains(&route);
-            assert_eq!(accepted > 0, speculates, "{} {}: {accepted} accepted", row.name, route.name());
-            assert_eq!(house.rounds() > before, speculates, "{} {}: verified", row.name, route.name());
+            assert!(accepted > 0, "{} {}: {accepted} accepted", row.name, route.name());
+            assert!(house.rounds() > before, "{} {}: verified", row.name, route.name());
         }
         house.leave().await;
     }
@@ -150,7 +149,7 @@ async fn every_end_of_a_text_is_the_engines_own() {
 async fn a_speculated_answer_names_its_stop_as_the_engine_does() {
     for row in TABLE.iter().filter(|row| row.dialect == "sglang") {
         let house = House::build(row, setup(Some(30))).await;
-        for &route in row.speculates {
+        for route in [Route::Completions, Route::Chat] {
             let prompt = talkative(&house, route, PROMPTS[0]).await;
             let plain = async |more: Value| {
                 let [ask, _] = both(route, &greedy(&prompt, &more));
@@ -205,9 +204,8 @@ async fn timings_of_the_engine_reach_the_clients_of_plain_requests() {
                     let fields = if ask.stream { json!({ "include_usage": usage }) } else { json!(null) };
                     let mut ask = ask.clone();
                     ask.fields["stream_options"] = fields;
-                    let said = house.said(&ask);
-                    let direct = said.send(house.engine.address(), "").await;
-                    let plain_answer = said.send(house.front(), "x-foretell: plain\r\n").await;
+                    let direct = ask.send(house.engine.address(), "").await;
+                    let plain_answer = ask.send(house.front(), "x-foretell: plain\r\n").await;
                     assert_eq!(
                         reported(&plain_answer),
                         reported(&direct),
@@ -215,7 +213,7 @@ async fn timings_of_the_engine_reach_the_clients_of_plain_requests() {
                         plain_answer.message.text()
                     );
                     assert!(reported(&direct).is_some_and(|count| count > 1), "{ask:?}");
-                    let speculated = said.send(house.front(), "").await;
+                    let speculated = ask.send(house.front(), "").await;
                     // On a busy machine a short text may be complete before the first round: then
                     // it is plain.
                     let own = reported(&speculated);
@@ -311,7 +309,7 @@ async fn a_client_that_disconnects_leaves_nothing_running() {
             for bytes in [1, 900, 4000] {
                 let ask = Ask::new(route, true, greedy(PROMPTS[1], &json!({"max_tokens": 400})));
                 let mut wire = Wire::connect(house.front()).await;
-                wire.send(house.said(&ask).bytes("")).await;
+                wire.send(ask.bytes("")).await;
                 assert_eq!(wire.exactly(bytes).await.len(), bytes);
             }
         }

@@ -12,7 +12,7 @@ use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 
 use super::house::{House, setup};
-use super::table::{Row, TABLE};
+use super::table::TABLE;
 use crate::client::Ask;
 use crate::fakes::sample::{Noise, Pipeline, Sampling};
 use crate::fakes::toy::{Context, Toy};
@@ -28,6 +28,8 @@ const TEMPERATURE: f64 = 0.8;
 const WIDE: usize = 5;
 /// Tokens of a round, after the plain tokens.
 const ROUND: usize = 2;
+/// Tokens of a text: a plain one, and those of a round.
+const LONG: usize = 1 + ROUND;
 
 /// Sampling of `long` tokens with a temperature and no other parameter.
 fn plain(pipeline: Pipeline, long: usize) -> Sampling {
@@ -61,29 +63,21 @@ fn distribution(toy: &Toy, sampling: &Sampling, prompt: &[TokenId], long: usize)
     distribution
 }
 
-/// A prompt in which every likely first token occurs, followed by its most likely plain tokens and
-/// one more, so that there is a draft after each of them. As text: a prompt that tokenizes to the
-/// same tokens.
-fn prompt(toy: &Toy, plain_tokens: usize, as_text: bool) -> Vec<TokenId> {
+/// A prompt in which every likely first token occurs, followed by its most likely next one, so that
+/// there is a draft after each of them.
+fn prompt(toy: &Toy) -> Vec<TokenId> {
     let whole = |token: TokenId| {
         let text = toy.name(token);
         text.is_ascii() && !text.is_empty() && token != toy.eos()
     };
-    let free = plain(Pipeline::VLLM, plain_tokens + ROUND);
+    let free = plain(Pipeline::VLLM, LONG);
     let likely = |last: TokenId| branches(toy, &free, &Context::new(&[last]), 1).into_iter().take(4);
     let fits = |&last: &TokenId| {
         likely(last).all(|(token, _)| whole(token) && likely(token).all(|(next, _)| whole(next)))
     };
-    let between = if as_text { toy.encode("\n") } else { Vec::new() };
-    let run = |(token, _)| {
-        let next = |&token: &TokenId| likely(token).next().map(|(next, _)| next);
-        let run = std::iter::successors(Some(token), next).take(plain_tokens + 1);
-        run.chain(between.iter().copied()).collect::<Vec<_>>()
-    };
-    let prompt = |last: TokenId| likely(last).flat_map(run).chain([last]).collect::<Vec<_>>();
-    let same = |prompt: &Vec<TokenId>| !as_text || toy.encode(&toy.decode(prompt, true)) == *prompt;
-    let mut prompts = (200..4000).filter(fits).map(prompt);
-    prompts.find(same).expect("a token whose branches are all plain text")
+    let pair = |(token, _)| [token].into_iter().chain(likely(token).next().map(|(next, _)| next));
+    let prompt = |last: TokenId| likely(last).flat_map(pair).chain([last]).collect::<Vec<_>>();
+    (200..4000).find(fits).map(prompt).expect("a token whose branches are all plain text")
 }
 
 /// Chi-square over classes with an expected count of at least five; returns the probability of a
@@ -111,11 +105,6 @@ fn upper_tail(chi: f64, freedom: f64) -> f64 {
     0.5 * libm::erfc(z / std::f64::consts::SQRT_2)
 }
 
-/// Tokens of a text for this engine.
-fn long(row: &Row) -> usize {
-    row.plain_calls + ROUND
-}
-
 /// Counts of `draws` texts through the proxy, and the number of accepted draft tokens; `None` if
 /// such a request is relayed, so that its text is the engine's own.
 async fn drawn(
@@ -124,9 +113,7 @@ async fn drawn(
     more: &Value,
     draws: usize,
 ) -> Option<(BTreeMap<String, usize>, u64)> {
-    let text = || json!(house.engine.house().toy.decode(prompt, true));
-    let prompt = if house.row.takes_ids { json!(prompt) } else { text() };
-    let mut fields = json!({"prompt": prompt, "max_tokens": long(house.row), "temperature": TEMPERATURE, "top_p": 1,
+    let mut fields = json!({"prompt": prompt, "max_tokens": LONG, "temperature": TEMPERATURE, "top_p": 1,
         "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0});
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let ask = Ask::new(Route::Completions, false, fields);
@@ -158,7 +145,7 @@ async fn follows(
 ) -> Option<u64> {
     let (mut counts, accepted) = drawn(house, prompt, more, draws).await?;
     let name = house.row.name;
-    let distribution = distribution(&house.engine.house().toy, sampling, prompt, long(house.row));
+    let distribution = distribution(&house.engine.house().toy, sampling, prompt, LONG);
     let mut p = p_value(&distribution, &counts);
     if p <= 0.001 {
         // One correct run in a thousand comes here; a fault fails the second test too.
@@ -192,8 +179,8 @@ fn singly(plain: &Sampling, biased: TokenId) -> Vec<(Value, Sampling)> {
 async fn unseeded_texts_follow_the_engines_own_distribution() {
     for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
         let house = House::build(row, setup(None)).await;
-        let prompt = prompt(&house.engine.house().toy, row.plain_calls, !row.takes_ids);
-        let free = plain(row.pipeline, long(row));
+        let prompt = prompt(&house.engine.house().toy);
+        let free = plain(row.pipeline, LONG);
         let narrow = Sampling { top_k: 4, ..free.clone() };
         for (more, sampling) in [(json!({}), free), (json!({"top_k": 4}), narrow)] {
             // A plain request has to last longer than the concurrent calls that must be answered
@@ -218,7 +205,7 @@ async fn unseeded_texts_follow_the_distribution_of_each_parameter_by_itself() {
     for row in TABLE.iter().filter(|row| !row.name.ends_with("deterministic")) {
         let house = House::build(row, setup(None)).await;
         let toy = &house.engine.house().toy;
-        let (prompt, free) = (prompt(toy, row.plain_calls, !row.takes_ids), plain(row.pipeline, long(row)));
+        let (prompt, free) = (prompt(toy), plain(row.pipeline, LONG));
         let biased = branches(toy, &free, &Context::new(&prompt), prompt.len())[0].0;
         for (more, sampling) in singly(&free, biased) {
             let name = more.as_object().unwrap().keys().next().unwrap().clone();
@@ -236,8 +223,8 @@ async fn unseeded_texts_follow_the_distribution_of_each_parameter_by_itself() {
 #[test]
 fn the_test_detects_a_proxy_that_accepts_every_draft() {
     let toy = Toy::new(setup(None).temper);
-    let prompt = prompt(&toy, 1, false);
-    let long = 1 + ROUND;
+    let prompt = prompt(&toy);
+    let long = LONG;
     let free = plain(Pipeline::VLLM, long);
     let wide = Sampling { top_k: WIDE, ..free.clone() };
     let distribution = distribution(&toy, &free, &prompt, long);

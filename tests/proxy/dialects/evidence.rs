@@ -51,7 +51,7 @@ async fn ids_that_are_not_those_of_the_text_are_a_fault_of_the_call() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_counts_another_prompt_is_a_fault_of_the_call() {
-    for name in ["vllm", "vllm-scale-out", "sglang", "llamacpp", "lmdeploy"] {
+    for name in ["vllm", "vllm-scale-out", "sglang", "llamacpp"] {
         let (house, ask) = house(name).await;
         let plain = house.direct(&ask).await;
         let verify = When::path(house.row.verifies[0]).streamed(false);

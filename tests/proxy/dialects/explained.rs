@@ -9,12 +9,13 @@ use serde_json::{Value, json};
 use super::house::{House, on_each, setup};
 use super::table::{Row, Started, TABLE, start};
 use crate::client::{Ask, send};
+use crate::fakes::Setup;
 use crate::fakes::hosted::{self, Hosted};
 use crate::fakes::mlx::{self, Mlx};
 use crate::fakes::ollama::{self, Ollama};
+use crate::fakes::passthrough::{Kind, Passthrough};
 use crate::fakes::tgi::{self, Tgi};
 use crate::fakes::toy;
-use crate::fakes::trtllm::{self, Trtllm};
 use crate::wire::Wire;
 
 /// Requests in all.
@@ -89,11 +90,7 @@ fn headers(rng: &mut SplitMix64) -> String {
 type Other = (&'static str, fn() -> Started, &'static str);
 
 const OTHERS: [Other; 5] = [
-    (
-        "trtllm",
-        || start(|| Trtllm::new(trtllm::Options { perf_metrics: true, ..trtllm::Options::default() })),
-        "",
-    ),
+    ("trtllm", || start(|| Passthrough::new(Kind::Trtllm, Setup::default())), ""),
     ("tgi", || start(|| Tgi::new(tgi::Options::default())), ""),
     ("ollama", || start(|| Ollama::new(ollama::Options::default())), "    dialect: ollama\n"),
     ("mlx", || start(|| Mlx::new(mlx::Options::default())), "    dialect: mlx\n"),
@@ -121,7 +118,7 @@ async fn explain_predicts_what_happens_to_random_requests() {
 
 async fn known(row: &'static Row, number: u64, requests: usize) -> [usize; 3] {
     let house = House::under(row, setup(None), &POLICIES).await;
-    let counts = agrees(row.name, &house.proxy, number, requests, |ask| house.said(&ask)).await;
+    let counts = agrees(row.name, &house.proxy, number, requests).await;
     house.leave().await;
     counts
 }
@@ -135,23 +132,17 @@ async fn other(&(name, start, backend): &'static Other, number: u64, requests: u
         toy::folder().join("tokenizer.json").display(),
     );
     let proxy = local::proxy(&process, &POLICIES).await.unwrap();
-    agrees(name, &proxy, number, requests, |ask| ask).await
+    agrees(name, &proxy, number, requests).await
 }
 
 /// Requests that were relayed, that were plain only, and that could be speculated on.
-async fn agrees(
-    name: &str,
-    proxy: &Running,
-    number: u64,
-    requests: usize,
-    said: impl Fn(Ask) -> Ask,
-) -> [usize; 3] {
+async fn agrees(name: &str, proxy: &Running, number: u64, requests: usize) -> [usize; 3] {
     let (front, admin) = (proxy.gateway.addresses[0], proxy.gateway.admin.unwrap());
     let mut rng = SplitMix64::new(1_000 + number);
     let mut counts = [0; 3];
     for _ in 0..requests {
         let route = one_of(&mut rng, &[Route::Completions, Route::Chat]);
-        let ask = said(Ask::new(route, rng.chance(4), fields(&mut rng)));
+        let ask = Ask::new(route, rng.chance(4), fields(&mut rng));
         let headers = headers(&mut rng);
         let path = format!("/api/explain?route={}", route.name());
         let explained = send(admin, &path, &headers, &ask.body()).await.json();
@@ -170,8 +161,7 @@ async fn agrees(
                 assert_eq!(explained["policy"], header("x-foretell-policy").as_str(), "{context}");
                 let streams = went == "eligible" && why.is_empty();
                 // Ids asked for by a call of their own may come behind the end of a short answer.
-                let late_ids =
-                    reason.is_empty() && why == "untrusted_ids" && ["llamacpp", "lmdeploy"].contains(&name);
+                let late_ids = reason.is_empty() && why == "untrusted_ids" && name == "llamacpp";
                 let is_plain = went == "plain" && (why == reason || late_ids);
                 // Under a grammar drafts may decide nothing.
                 let decided_nothing = ["no_draft", "no_gain", "undecided"];

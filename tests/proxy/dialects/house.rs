@@ -8,11 +8,8 @@ use foretell::app::local;
 use serde_json::Value;
 
 use super::table::{Row, Server};
-use crate::client::{Answer, Ask, FORCED, get, panics, send, watch_panics};
+use crate::client::{Answer, Ask, FORCED, get, panics, watch_panics};
 use crate::fakes::{Setup, Temper, toy};
-
-/// Seconds per prompt token where only times show what was cached.
-const FELT: Duration = Duration::from_micros(200);
 
 /// The model of the contract tests; it sometimes ends a text.
 pub fn setup(eos_every: Option<u64>) -> Setup {
@@ -52,10 +49,6 @@ impl House {
     pub async fn under(row: &'static Row, setup: Setup, policies: &[&str]) -> Self {
         watch_panics();
         let engine = (row.start)(setup).await;
-        let pace = *engine.house().pace.lock();
-        if row.felt {
-            engine.house().pace.lock().per_token = FELT;
-        }
         let process = format!(
             "version: 1\ntimeouts: {{ verify: 10s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
              models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n",
@@ -65,22 +58,13 @@ impl House {
         let proxy = local::proxy(&process, policies).await.unwrap();
         let house = Self { row, engine, proxy };
         house.is_known().await;
-        *house.engine.house().pace.lock() = pace;
         house
     }
 
-    /// Waits until the proxy knows the engine. Where times alone show what was cached, the noise of
-    /// a busy machine may hide them: then tokens are made slower, and the proxy probes again.
+    /// Waits until the proxy knows the engine.
     async fn is_known(&self) {
         let known = async {
             while !self.admin("/api/replicas").await["replicas"][0]["epoch"].is_string() {
-                if self.row.felt {
-                    let mut pace = *self.engine.house().pace.lock();
-                    pace.per_token = (pace.per_token * 2).min(FELT * 16);
-                    *self.engine.house().pace.lock() = pace;
-                    let admin = self.proxy.gateway.admin.unwrap();
-                    send(admin, "/api/replicas/0/reprobe", "", &Value::Null).await;
-                }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };
@@ -94,23 +78,12 @@ impl House {
 
     /// The engine's own answer.
     pub async fn direct(&self, ask: &Ask) -> Answer {
-        self.said(ask).send(self.engine.address(), "").await
+        ask.send(self.engine.address(), "").await
     }
 
     /// The answer through the proxy.
     pub async fn through(&self, ask: &Ask) -> Answer {
-        self.said(ask).send(self.front(), "").await
-    }
-
-    /// The request in the form of this engine.
-    pub fn said(&self, ask: &Ask) -> Ask {
-        let mut fields: Value = serde_json::from_str(self.row.says).unwrap();
-        let all = fields.as_object_mut().unwrap();
-        all.extend(ask.fields.as_object().unwrap().clone());
-        if all.get("top_k").is_some_and(|top_k| top_k == -1) {
-            all.insert("top_k".to_owned(), self.row.all_tokens.into());
-        }
-        Ask { fields, ..ask.clone() }
+        ask.send(self.front(), "").await
     }
 
     pub async fn admin(&self, path: &str) -> Value {

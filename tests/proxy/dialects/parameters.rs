@@ -292,8 +292,8 @@ impl Tally {
             same &= lasting(&through) == lasting(&direct);
         }
         if path == Some("relayed") {
-            let (admin, said) = (house.proxy.gateway.admin.unwrap(), house.said(ask));
-            self.wrong += &blamed(house.row.name, admin, row, setting, &said, &through).await;
+            let admin = house.proxy.gateway.admin.unwrap();
+            self.wrong += &blamed(house.row.name, admin, row, setting, ask, &through).await;
         }
         // These render requests, or tell the prompt with the first token.
         let tells = house.row.name == "vllm-scale-out" || house.row.dialect == "sglang";

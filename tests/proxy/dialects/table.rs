@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell_engines::openai::Route;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use crate::fakes::sample::Pipeline;
 use crate::fakes::server::Engine;
-use crate::fakes::{Fake, House, Setup, llamacpp, lmdeploy, sglang, vllm};
+use crate::fakes::{Fake, House, Setup, llamacpp, sglang, vllm};
 
 /// Effect of a client's seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,18 +51,6 @@ pub struct Row {
     pub pipeline: Pipeline,
     /// Paths of verify requests.
     pub verifies: &'static [&'static str],
-    /// The routes on which requests are speculated on; on others they are plain.
-    pub speculates: &'static [Route],
-    /// Fields that requests must set because the engine does not report its defaults for them.
-    pub says: &'static str,
-    /// The `top_k` that keeps all tokens.
-    pub all_tokens: i64,
-    /// A prompt may be a list of token ids.
-    pub takes_ids: bool,
-    /// Plain tokens before the first round.
-    pub plain_calls: usize,
-    /// Only the time of a call shows that the engine used its cache.
-    pub felt: bool,
 }
 
 /// The fields that most rows share.
@@ -74,12 +61,6 @@ const USUAL: Row = Row {
     seeds: Seeds::Kept,
     pipeline: Pipeline::VLLM,
     verifies: &[],
-    speculates: &[Route::Completions, Route::Chat],
-    says: "{}",
-    all_tokens: -1,
-    takes_ids: true,
-    plain_calls: 1,
-    felt: false,
 };
 
 /// All engines.
@@ -142,21 +123,6 @@ pub const TABLE: &[Row] = &[
         verifies: &["/completion"],
         ..USUAL
     },
-    Row {
-        name: "lmdeploy",
-        dialect: "lmdeploy",
-        start: |setup| start(move || lmdeploy::Lmdeploy::new(lmdeploy(setup))),
-        seeds: Seeds::Kept,
-        pipeline: Pipeline::LMDEPLOY,
-        verifies: &["/generate"],
-        speculates: &[Route::Completions],
-        says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}"#,
-        all_tokens: 0,
-        takes_ids: false,
-        // The proxy requests the prompt's ids after the first token.
-        plain_calls: 2,
-        felt: true,
-    },
 ];
 
 pub fn start<E: Engine>(engine: impl FnOnce() -> E + Send + 'static) -> Started {
@@ -174,13 +140,6 @@ fn sglang(setup: Setup, page: usize, deterministic: bool) -> sglang::Options {
     let plain = sglang::Options::default();
     let setup = Setup { block: page, blocks: plain.setup.blocks / page, ..setup };
     sglang::Options { deterministic, setup, ..plain }
-}
-
-/// As in `llamacpp`, the first call has to last longer than the concurrent ones. Verification needs
-/// the prefix cache.
-fn lmdeploy(mut setup: Setup) -> lmdeploy::Options {
-    setup.pace.step = setup.pace.step.max(Duration::from_millis(5));
-    lmdeploy::Options { prefix_caching: true, setup, ..lmdeploy::Options::default() }
 }
 
 /// The ids of the prompt come from calls concurrent with the first call, which has to last longer

@@ -16,7 +16,7 @@ use crate::wire::PATIENCE;
 const PROMPT: &str =
     "for piece in text.split(',') { taken.push_str(piece) } — take the fox, über naïve 東京 💩: ";
 const GAMMAS: [u32; 3] = [1, 4, 9];
-const SPEECHES: [&str; 4] = ["slem", "tli", "auto", "same"];
+const SPEECHES: [&str; 3] = ["slem", "auto", "same"];
 
 fn name(translation_mode: &str, gamma: u32) -> String {
     format!("{translation_mode}-{gamma}")
@@ -51,7 +51,7 @@ async fn house() -> House {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_text_is_the_targets_own_for_every_drafter_and_vocabulary() {
     let house = Arc::new(house().await);
-    let mut accepted = [0; 3];
+    let mut accepted = [0; 2];
     for sampling in [json!({"temperature": 0}), json!({"temperature": 0.8, "seed": 11})] {
         let mut fields = json!({"prompt": PROMPT, "max_tokens": 40, "ignore_eos": true});
         fields.as_object_mut().unwrap().extend(sampling.as_object().unwrap().clone());
@@ -114,7 +114,6 @@ async fn explain_says_how_drafts_are_translated_and_names_both_where_they_may_no
     let house = house().await;
     for (name, says) in [
         ("slem-4", ["translated as text", "(slem)"]),
-        ("tli-4", ["in the common tokens", "(tli)"]),
         ("same-4", ["the vocabulary of `other` (", "is not that of `toy` ("]),
     ] {
         let body = json!({"model": "toy", "prompt": "take", "temperature": 0});

@@ -1,14 +1,11 @@
 //! Probes of the other engines: each is unusable in its own way, and timed in its own way.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::house::{INEXPENSIVE, arguments, probe};
 use crate::fakes::llamacpp::{self, Llama};
-use crate::fakes::lmdeploy::{self, Lmdeploy};
 use crate::fakes::sglang::{self, Sglang};
-use crate::fakes::{Fake, Pace, Setup};
+use crate::fakes::{Fake, Setup};
 
 fn inexpensive(setup: Setup) -> Setup {
     Setup { pace: INEXPENSIVE, ..setup }
@@ -40,7 +37,6 @@ fn why(report: &Value, method: &str) -> String {
 async fn a_llama_server_is_timed_by_answers_that_come_whole() {
     let (code, report) = llama(false).await;
     assert_eq!((code, &report["methods"]), (0, &json!(["fan_out"])), "{report:#}");
-    assert_eq!(report["experimental"], json!(false));
     // A step takes 12 ms and each token in it 60 µs.
     let token = report["times"]["token"][0]["ms"].as_f64().unwrap();
     assert!((10.0..40.0).contains(&token), "{token}");
@@ -70,33 +66,6 @@ async fn an_sglang_is_scored_and_timed() {
     let (code, report) = probe(&arguments(&fake.url())).await;
     assert_eq!((code, &report["methods"]), (0, &json!(["score", "fan_out"])), "{report:#}");
     assert_eq!((&report["pays"], &report["cache"]["works"]), (&json!(true), &json!(true)), "{report:#}");
-    assert_eq!(report["experimental"], json!(false), "0.5.23 was run on 2026-11-29");
     assert!(fake.house.tally().calls.values().sum::<usize>() <= 40);
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
-}
-
-async fn lmdeploy(prefix_caching: bool) -> (u8, Value) {
-    let plain = lmdeploy::Options::default();
-    // It reports neither its start time nor cached tokens: only the time of a long prompt shows a
-    // cache hit.
-    let pace = Pace { per_token: Duration::from_micros(400), ..INEXPENSIVE };
-    let setup = Setup { pace, ..plain.setup.clone() };
-    let fake = Fake::start(Lmdeploy::new(lmdeploy::Options { prefix_caching, setup, ..plain })).await;
-    let found = probe(&arguments(&fake.url())).await;
-    assert_eq!(fake.house.fatal(), Vec::<String>::new());
-    assert!(fake.house.tally().calls.values().sum::<usize>() <= 40);
-    found
-}
-
-#[tokio::test]
-async fn an_lmdeploy_is_used_only_with_its_prefix_cache() {
-    let (code, report) = lmdeploy(true).await;
-    assert_eq!((code, &report["methods"]), (0, &json!(["fan_out"])), "{report:#}");
-    let (code, report) = lmdeploy(false).await;
-    assert_eq!(
-        (code, &report["methods"], &report["relayed"]),
-        (2, &json!([]), &json!("balanced")),
-        "{report:#}"
-    );
-    assert!(report["conclusion"].as_str().unwrap().contains("prefix caches are off"), "{report:#}");
 }

@@ -69,7 +69,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         }
         // The first token is the first one of this engine.
         PlainReason::NotMeasured => plain,
-        PlainReason::NoVerifyMethod => Scene { backend: "    verify: { allow: [native] }\n", ..plain },
+        PlainReason::NoVerifyMethod => Scene { backend: "    verify: { allow: [tree] }\n", ..plain },
         PlainReason::UpstreamError => Scene { before: refuse, ..plain },
         // Speculation is projected to pay and measured to be far slower.
         PlainReason::GateRegret => Scene {

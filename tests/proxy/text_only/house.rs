@@ -47,16 +47,6 @@ impl Answer {
     pub fn field(&self, name: &str) -> &str {
         self.message.head.get(name).unwrap_or_default()
     }
-
-    /// Its path, if the answer reports one.
-    pub fn path(&self) -> &str {
-        let by_head = || match self.field("x-foretell-path") {
-            // A stream without `usage.foretell` was not speculated on.
-            "eligible" => "plain",
-            path => path,
-        };
-        self.usage["foretell"]["path"].as_str().unwrap_or_else(by_head)
-    }
 }
 
 pub async fn ask(to: SocketAddr, path: &str, fields: &str, body: &Value) -> Answer {

@@ -1,10 +1,8 @@
 //! Every engine, with its setup in these tests.
 
-use std::time::Duration;
-
 use crate::dialects::table::{Server, Started, TABLE, start};
-use crate::fakes::{Setup, hosted, mlx, ollama, sglang, tgi, trtllm, vllm};
-use crate::text_only::triton::repository;
+use crate::fakes::passthrough::{Kind, Passthrough};
+use crate::fakes::{Setup, hosted, mlx, ollama, sglang, tgi, vllm};
 
 pub struct Engine {
     pub name: &'static str,
@@ -18,8 +16,6 @@ pub struct Engine {
     pub says: &'static str,
     /// Some of its answers are speculated on.
     pub speculates: bool,
-    /// Only the time of a call shows that the engine used its cache.
-    pub felt: bool,
     /// It has its own vocabulary and provides it.
     pub own_words: bool,
 }
@@ -32,7 +28,6 @@ const USUAL: Engine = Engine {
     fields: "",
     says: "{}",
     speculates: true,
-    felt: false,
     own_words: false,
 };
 
@@ -40,12 +35,6 @@ const USUAL: Engine = Engine {
 fn row(name: &str, setup: Setup) -> Started {
     let row = TABLE.iter().find(|row| row.name == name).expect("a row of that name");
     (row.start)(setup)
-}
-
-/// Leaves time for other calls during a plain request.
-fn slowly(mut setup: Setup) -> Setup {
-    setup.pace.step = setup.pace.step.max(Duration::from_millis(1));
-    setup
 }
 
 pub const ENGINES: [Engine; 11] = [
@@ -83,31 +72,20 @@ pub const ENGINES: [Engine; 11] = [
     },
     Engine {
         name: "trtllm",
-        start: |setup| {
-            let setup = slowly(Setup { blocks: 262_144, ..setup });
-            start(move || {
-                trtllm::Trtllm::new(trtllm::Options {
-                    perf_metrics: true,
-                    setup,
-                    ..trtllm::Options::default()
-                })
-            })
-        },
+        start: |setup| start(move || Passthrough::new(Kind::Trtllm, setup)),
+        speculates: false,
         ..USUAL
     },
     Engine {
         name: "lmdeploy",
-        start: |setup| row("lmdeploy", setup),
-        says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0,
-            "repetition_penalty": 1}"#,
-        felt: true,
+        start: |setup| start(move || Passthrough::new(Kind::Lmdeploy, setup)),
+        speculates: false,
         ..USUAL
     },
     Engine {
         name: "triton",
-        start: |setup| start(move || repository(slowly(setup))),
-        model: "ensemble",
-        backend: "    verify: { allow: [native] }\n",
+        start: |setup| start(move || Passthrough::new(Kind::Triton, setup)),
+        speculates: false,
         ..USUAL
     },
     Engine {

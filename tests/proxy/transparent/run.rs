@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use foretell::app;
 use foretell_engines::openai::Route;
@@ -18,8 +17,6 @@ use crate::wire::{Message, PATIENCE, Wire, post};
 
 /// Maximum number of different answers of an engine before its cache is warm.
 const WARM: usize = 8;
-/// Time per prompt token where only times show what was cached.
-const FELT: Duration = Duration::from_micros(200);
 
 /// The result.
 #[derive(Default)]
@@ -78,9 +75,6 @@ impl Scene {
     async fn build(engine: &'static Engine, setup: Setup) -> Self {
         let server = (engine.start)(setup).await;
         let pace = *server.house().pace.lock();
-        if engine.felt {
-            server.house().pace.lock().per_token = FELT;
-        }
         let mut proxies = Vec::new();
         for mode in &MODES {
             proxies.push((mode, mode.before(server.address(), engine).await));

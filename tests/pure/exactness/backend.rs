@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::world::{Case, Hooks};
-use foretell_core::draft::Draft;
+use foretell_core::draft::Tree;
 use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Parsed, Tail};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
@@ -281,7 +281,7 @@ pub fn proposed(context: &[TokenId], behind: Vec<TokenId>, vocabulary: usize) ->
 /// A draft that is sent to the backend.
 pub struct Put<'a> {
     pub case: &'a Case,
-    pub draft: &'a Draft,
+    pub draft: &'a Tree,
     pub method: VerifyMethod,
     /// Prompt and output.
     pub context: Vec<TokenId>,
@@ -295,12 +295,7 @@ impl Put<'_> {
         let lanes = if self.method == VerifyMethod::FanOut { self.case.manner.lanes } else { usize::MAX };
         let nodes = self.draft.len().min(lanes);
         let rows = match self.method {
-            VerifyMethod::FanOut => self.sampled(nodes, hooks),
-            VerifyMethod::Tree => match self.draft.sampled() {
-                Some(drawn) => (hooks.kept)(&self.context, drawn),
-                None => self.sampled(nodes, hooks),
-            },
-            VerifyMethod::Native => self.native(hooks),
+            VerifyMethod::FanOut | VerifyMethod::Tree => self.sampled(nodes, hooks),
             VerifyMethod::Score => self.scored(hooks),
         };
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {
@@ -329,22 +324,6 @@ impl Put<'_> {
             .chain((0..nodes).map(Some))
             .map(|parent_node| self.sample(parent_node, hooks))
             .collect()
-    }
-
-    /// The engine itself walks the chain and reports its tokens, up to the first mismatch.
-    fn native(&self, hooks: &mut Hooks<'_>) -> Vec<Row> {
-        assert_eq!(self.draft.stem(), self.draft.len(), "an engine takes a chain");
-        let mut rows = vec![self.sample(None, hooks)];
-        for node in 0..self.draft.len() {
-            let parent = node.checked_sub(1);
-            let followed =
-                |row: &Row| row.sample.and_then(|token| self.draft.child(parent, token)) == Some(node);
-            if !rows.last().is_some_and(|row| followed(row) && !row.ends) {
-                break;
-            }
-            rows.push(self.sample(Some(node), hooks));
-        }
-        rows
     }
 
     /// Rows of the positions of the chain, up to the first that is left open; a sample after all of

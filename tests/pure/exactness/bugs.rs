@@ -149,7 +149,7 @@ fn a_walk_with_a_bug_is_caught(#[case] bug: Bug, #[case] drafter: Drafter) {
 #[case::limit_ignored(Bug::LimitIgnored)]
 fn a_world_that_selects_samples_is_caught(
     #[case] bug: Bug,
-    #[values(VerifyMethod::FanOut, VerifyMethod::Native)] method: VerifyMethod,
+    #[values(VerifyMethod::FanOut, VerifyMethod::Tree)] method: VerifyMethod,
 ) {
     let toy = Toy { vocabulary: 3, salt: 5 };
     let drafter = Drafter::Chain;

@@ -246,8 +246,7 @@ fn outcome(target: impl Target, case: &Case, control: Control, way: Way, chance:
         sample: &mut |ask| chance.token(&target.weights(ask.context)),
         told: &mut |context| target.row(context),
         distribution: &mut |_| None,
-        draft: &mut |context, gamma| draft(drafter, target, context, gamma).into(),
-        kept: &mut |_, _| unreachable!("no draft is sampled"),
+        draft: &mut |context, gamma| draft(drafter, target, context, gamma),
         allow: &mut |event, ahead| if unread { ahead != Some(0) } else { switches >> event.min(2) & 1 == 1 },
         chunk: &mut || 1 + (switches as usize >> 3 & 1),
         chaos: &mut || None,
@@ -314,7 +313,6 @@ fn a_first_token_alone_keeps_the_distribution(
 /// Sessions with a backend that returns distributions, takes chains only, leaves positions open,
 /// has fewer lanes than the draft has nodes, or alone knows which tokens end a text.
 #[rstest]
-#[case::native(&[VerifyMethod::Native])]
 #[case::score(&[VerifyMethod::Score])]
 #[case::score_then_fan_out(&[VerifyMethod::Score, VerifyMethod::FanOut])]
 #[case::score_then_tree(&[VerifyMethod::Score, VerifyMethod::Tree])]

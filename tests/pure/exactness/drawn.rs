@@ -52,8 +52,7 @@ fn p(target: impl Target, case: &Case, drafter: Drafter, wrong: Wrong) -> (f64, 
             sample: &mut |ask| drawn(&target.weights(ask.context), &mut rng),
             told: &mut |context| target.row(context),
             distribution: &mut |_| None,
-            draft: &mut |context, gamma| draft(drafter, target, context, gamma).into(),
-            kept: &mut |_, _| unreachable!("no draft is sampled"),
+            draft: &mut |context, gamma| draft(drafter, target, context, gamma),
             allow: &mut |event, _| (seed >> (event % 8)) & 3 != 0,
             chunk: &mut || 1 + (seed % 3) as usize,
             chaos: &mut || None,
@@ -100,7 +99,6 @@ fn long(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[VerifyMeth
 #[rstest]
 #[case::fan_out(Drafter::Chain, 5, &[VerifyMethod::FanOut])]
 #[case::tree(Drafter::Bush, 6, &[VerifyMethod::Tree])]
-#[case::native(Drafter::Lookups, 4, &[VerifyMethod::Native])]
 fn a_quarter_of_a_million_draws_have_the_distribution_of_their_positions(
     #[case] drafter: Drafter,
     #[case] gamma: usize,

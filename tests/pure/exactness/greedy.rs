@@ -125,8 +125,7 @@ fn speculated(case: &Case, seed: u64, chaos: &mut dyn FnMut() -> Option<Chaos>) 
             sample: &mut |ask| target(ask.context, size),
             told: &mut |context| told(context, size),
             distribution: &mut |context| sample_distribution(context, size),
-            draft: &mut |context, gamma| scripted(context, gamma, size, wide).into(),
-            kept: &mut |_, _| unreachable!("no draft is sampled"),
+            draft: &mut |context, gamma| scripted(context, gamma, size, wide),
             allow: &mut |_, _| switches.below(4) >= mostly,
             chunk: &mut || 1 + cuts.below(4) as usize,
             chaos,
@@ -144,7 +143,6 @@ fn reference(case: &Case) -> (String, Vec<TokenId>, &'static str) {
 #[rstest]
 #[case::fan_out(&[VerifyMethod::FanOut])]
 #[case::tree(&[VerifyMethod::Tree])]
-#[case::native(&[VerifyMethod::Native])]
 #[case::score_then_fan_out(&[VerifyMethod::Score, VerifyMethod::FanOut])]
 fn the_text_is_the_plain_text(
     #[case] methods: &[VerifyMethod],
@@ -211,7 +209,7 @@ proptest! {
         seed in any::<u64>(),
         gamma in prop_oneof![Just(None), (1usize..6).prop_map(Some)],
         model in any::<bool>(),
-        methods in proptest::sample::select(vec![vec![VerifyMethod::Tree], vec![VerifyMethod::Score, VerifyMethod::FanOut], vec![VerifyMethod::Native]]),
+        methods in proptest::sample::select(vec![vec![VerifyMethod::Tree], vec![VerifyMethod::Score, VerifyMethod::FanOut]]),
         script in proptest::collection::vec(some_chaos(), 0..120),
     ) {
         let case = case(prompt, &methods, gamma, model);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::backend::{Ask, Bytes, Manner, Plain, PlainDecoding, Put, Vocabulary, proposed};
 use foretell_core::control::Control;
-use foretell_core::draft::{Draft, Sampled, Tree};
+use foretell_core::draft::Tree;
 use foretell_core::session::Parsed;
 use foretell_core::session::accept::{Accept, Judge, Walk};
 use foretell_core::session::{
@@ -43,9 +43,7 @@ pub struct Hooks<'a> {
     /// The distribution that it returns with a sample, if a lossy rule requests it.
     pub distribution: &'a mut dyn FnMut(&[TokenId]) -> Option<Vec<f64>>,
     /// The model drafter.
-    pub draft: &'a mut dyn FnMut(&[TokenId], usize) -> Draft,
-    /// The backend's rows for a sampled draft.
-    pub kept: &'a mut dyn FnMut(&[TokenId], &Sampled) -> Vec<Row>,
+    pub draft: &'a mut dyn FnMut(&[TokenId], usize) -> Tree,
     /// True if speculation is allowed at the n-th token event. The second argument is a token that
     /// the backend has sampled and the session has not read; a correct world ignores it.
     pub allow: &'a mut dyn FnMut(usize, Option<TokenId>) -> bool,
@@ -230,7 +228,7 @@ impl World<'_> {
                 if self.plain_request.as_ref().is_some_and(|plain_request| plain_request.id == id) =>
             {
                 session.handle(id, Event::VerifyResult(VerifyResult::default()), *now);
-                session.handle(id, Event::Draft(Tree::default().into()), *now);
+                session.handle(id, Event::Draft(Tree::default()), *now);
                 session.handle(id, Event::Shadow(vec![Some(1), None]), *now);
             }
             (Chaos::Misfit, Some(id)) => {

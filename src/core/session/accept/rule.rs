@@ -13,13 +13,6 @@ use crate::words::Dist;
 /// EARS rejects tokens with a smaller probability than this, as its authors' patch of vLLM does
 /// (`clamp(min=0.01)`).
 const MIN_EARS: f64 = 0.01;
-/// Entropy of the three most probable tokens, nats, from which on FLy takes a mismatch to be a
-/// matter of taste.
-const FLY_ENTROPY: f64 = 0.3;
-/// Draft tokens behind a mismatch that must be the target's own choice for FLy to accept the
-/// mismatch.
-pub const FLY_WINDOW: usize = 6;
-
 /// The acceptance rule for draft tokens. All but `Exact` are lossy. p: the target's probability of
 /// the draft token; R: the probability with which the rule emits it; τ: the tolerance, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -28,16 +21,12 @@ pub enum Rule {
     #[default]
     Exact,
     /// EARS as published (arXiv 2512.13194, one-hot drafts): R = p + τ(1 − max p), where p is at
-    /// least 0.01.
-    Ears,
-    /// EARS, only where the draft token is likely in comparison with the most probable one:
-    /// `p ≥ κ · max p`.
-    EarsGated {
-        /// κ: minimum probability of the draft token ÷ that of the most probable token.
+    /// least 0.01 and at least κ · max p.
+    Ears {
+        /// κ: minimum probability of the draft token ÷ that of the most probable token; 0 is as
+        /// published.
         kappa: f64,
     },
-    /// EARS in proportion to the probability of the draft token: R = p / (1 − τ(1 − max p)).
-    EarsScaled,
     /// Typical acceptance (Medusa, arXiv 2401.10774): R = 1 where p > min(ε, δ·exp(−H)), with H the
     /// entropy of the distribution. τ is the share of it that is used; 1 is as published.
     Typical {
@@ -46,10 +35,6 @@ pub enum Rule {
         /// δ: factor of exp(−H) in that threshold.
         delta: f64,
     },
-    /// FLy (arXiv 2511.22972): a mismatch is accepted where the entropy of the three most probable
-    /// tokens is high enough and the target itself chose the next six draft tokens. τ is the share
-    /// of it that is used; 1 is as published.
-    Fly,
 }
 
 impl Rule {
@@ -57,40 +42,27 @@ impl Rule {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
-            Self::Ears => "ears",
-            Self::EarsGated { .. } => "ears_gated",
-            Self::EarsScaled => "ears_scaled",
+            Self::Ears { .. } => "ears",
             Self::Typical { .. } => "typical",
-            Self::Fly => "fly",
         }
     }
 
     /// The probability of keeping the token that `known` describes where the target chose another
     /// one, (R − p) / (1 − p), at tolerance `tau`: the minimum over all distributions that the
-    /// bounds allow. `None` if too little is known. For `Fly` it is the probability before the next
-    /// tokens have been read.
+    /// bounds allow. `None` if too little is known.
     pub fn keeps(self, known: &Known, tau: f64) -> Option<f64> {
-        let Known { low, peak, entropy, .. } = *known;
+        let Known { low, peak, entropy } = *known;
         if low <= 0.0 {
             return Some(0.0);
         }
         let slack = tau * (1.0 - peak).max(0.0);
         let relaxed = match self {
             Self::Exact => low,
-            Self::Ears if low < MIN_EARS => low,
-            Self::EarsGated { kappa } if low < kappa * peak => low,
-            Self::Ears | Self::EarsGated { .. } => low + slack,
-            Self::EarsScaled => low / (1.0 - slack),
+            Self::Ears { kappa } if low < MIN_EARS.max(kappa * peak) => low,
+            Self::Ears { .. } => low + slack,
             Self::Typical { epsilon, delta } => {
                 let typical = low > epsilon.min(delta * (-entropy?).exp());
                 if typical { low + tau * (1.0 - low) } else { low }
-            }
-            Self::Fly => {
-                if known.leading? >= FLY_ENTROPY {
-                    low + tau * (1.0 - low)
-                } else {
-                    low
-                }
             }
         };
         // A draft token with probability 1 is never replaced.
@@ -109,8 +81,6 @@ pub struct Known {
     pub peak: f64,
     /// Entropy of the whole distribution, nats; `None` if not known.
     pub entropy: Option<f64>,
-    /// Entropy of the three most probable tokens, −Σ p ln p, nats; `None` if they are not known.
-    pub leading: Option<f64>,
 }
 
 impl Known {
@@ -126,12 +96,10 @@ impl Known {
         let low = told.or_else(listed).or(dist.complete.then_some(0.0))?;
         let (_, first) = dist.top.first()?;
         let known = dist.slack <= 0.0;
-        let leading = dist.top.get(..3).or_else(|| dist.complete.then_some(dist.top.as_slice()));
         Some(Self {
             low,
             peak: (first * (1.0 + dist.slack)).max(low).min(1.0),
             entropy: entropy.or_else(|| (dist.complete && known).then(|| entropy_of(&dist.top))),
-            leading: leading.filter(|_| known).map(entropy_of),
         })
     }
 }
@@ -146,7 +114,7 @@ mod tests {
     use super::*;
 
     fn known(low: f64, peak: f64) -> Known {
-        Known { low, peak, entropy: Some(1.0), leading: Some(0.9) }
+        Known { low, peak, entropy: Some(1.0) }
     }
 
     /// R(x) where p(x) is known.
@@ -156,20 +124,18 @@ mod tests {
 
     #[test]
     fn every_rule_has_its_published_distribution() {
-        let gated = Rule::EarsGated { kappa: 0.3 };
+        let (ears, gated) = (Rule::Ears { kappa: 0.0 }, Rule::Ears { kappa: 0.3 });
         let typical = Rule::Typical { epsilon: 0.09, delta: 0.3 };
         for (rule, p, peak, tau, wanted) in [
             (Rule::Exact, 0.2, 0.5, 1.0, 0.2),
-            (Rule::Ears, 0.2, 0.5, 0.4, 0.4),
-            (Rule::Ears, 0.9, 0.9, 1.0, 1.0),
-            (Rule::Ears, 0.009, 0.5, 0.4, 0.009),
+            (ears, 0.2, 0.5, 0.4, 0.4),
+            (ears, 0.9, 0.9, 1.0, 1.0),
+            (ears, 0.009, 0.5, 0.4, 0.009),
             (gated, 0.2, 0.5, 0.4, 0.4),
             (gated, 0.14, 0.5, 0.4, 0.14),
-            (Rule::EarsScaled, 0.2, 0.5, 0.4, 0.25),
             (typical, 0.091, 0.5, 1.0, 1.0),
             (typical, 0.089, 0.5, 1.0, 0.089),
             (typical, 0.2, 0.5, 0.5, 0.6),
-            (Rule::Fly, 0.2, 0.5, 1.0, 1.0),
         ] {
             assert!((relaxed(rule, p, peak, tau) - wanted).abs() < 1e-12, "{rule:?} {p} {peak} {tau}");
         }
@@ -177,17 +143,16 @@ mod tests {
 
     #[test]
     fn impossible_tokens_are_never_kept_and_unknown_ones_not_relaxed() {
-        for rule in [Rule::Ears, Rule::EarsGated { kappa: 0.0 }, Rule::EarsScaled, Rule::Fly] {
+        for rule in [Rule::Ears { kappa: 0.0 }, Rule::Ears { kappa: 0.3 }] {
             assert_eq!(rule.keeps(&known(0.0, 0.5), 1.0), Some(0.0), "{rule:?}");
         }
-        let dark = Known { entropy: None, leading: None, ..known(0.2, 0.5) };
+        let dark = Known { entropy: None, ..known(0.2, 0.5) };
         assert_eq!(Rule::Typical { epsilon: 0.09, delta: 0.3 }.keeps(&dark, 1.0), None);
-        assert_eq!(Rule::Fly.keeps(&dark, 1.0), None);
     }
 
     #[test]
     fn between_bounds_the_minimum_is_kept() {
-        let rules = [Rule::Ears, Rule::EarsGated { kappa: 0.3 }, Rule::EarsScaled];
+        let rules = [Rule::Ears { kappa: 0.0 }, Rule::Ears { kappa: 0.3 }];
         let dist = Dist { top: vec![(1, 0.4), (2, 0.2)], complete: false, slack: 0.25 };
         for token in [1, 2] {
             let low = Known::of(&dist, None, token, None).expect("listed");

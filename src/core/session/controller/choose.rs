@@ -8,7 +8,7 @@ use super::{CLASS_TOKENS, EVIDENCE, PROMPT_CHUNK_TOKENS, SessionState, Speculati
 use crate::control::costs::Basis;
 use crate::control::gates::{self, GateInputs};
 use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value};
-use crate::draft::{Budget, Draft, DrafterId, Tree};
+use crate::draft::{Budget, DrafterId, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::{PlainReason, VerifyMethod};
 
@@ -227,15 +227,9 @@ impl SpeculationController {
 
     /// The draft to verify once the model drafter has answered: merged with the drafts of the
     /// lookups, cut by the cost of a verify request. The cost of the model's draft is spent
-    /// already. A sampled draft goes unchanged.
-    pub fn combine(&self, model: Draft, state: SessionState) -> Draft {
-        match model.by(self.model) {
-            Draft::Tree(model) => self.merge_with_lookups(model, state).into(),
-            sampled @ Draft::Sampled(_) => sampled,
-        }
-    }
-
-    fn merge_with_lookups(&self, model: Tree, state: SessionState) -> Tree {
+    /// already.
+    pub fn combine(&self, model: Tree, state: SessionState) -> Tree {
+        let model = model.by(self.model);
         let most = self.gamma_fixed.unwrap_or(self.gamma_max);
         let budget = Budget { nodes: most.min(state.room.nodes), depth: state.room.depth };
         let drafts: Vec<Tree> = std::iter::once(model).chain(self.looked_up(budget)).collect();

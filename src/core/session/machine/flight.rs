@@ -1,6 +1,6 @@
 //! The set of actions in flight. Each is named by its id.
 
-use crate::draft::Draft;
+use crate::draft::Tree;
 use crate::session::ActionId;
 use crate::units::Tick;
 
@@ -59,7 +59,7 @@ pub(super) struct Verifying {
     pub until: Tick,
     /// Start of the round, for its cost.
     pub began: Tick,
-    pub draft: Draft,
+    pub draft: Tree,
     /// Tokens that the model drafter computed for it; for a late draft, the tokens that the wait
     /// was worth.
     pub modelled: usize,
@@ -121,7 +121,6 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::Tree;
 
     #[test]
     fn the_earliest_deadline_counts() {
@@ -134,7 +133,7 @@ mod tests {
             id: ActionId(3),
             until: Tick(90),
             began: since,
-            draft: Draft::Tree(Tree::default()),
+            draft: Tree::default(),
             modelled: 0,
             position: 0,
             tolerance: 0.0,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::Session;
 use super::flight::{Drafting, Verifying};
 use crate::control::Presence;
-use crate::draft::{Draft, Tree};
-use crate::session::accept::{Accepted, Judged, Rule, Walk};
+use crate::draft::Tree;
+use crate::session::accept::{Accepted, Judged, Walk};
 use crate::session::controller::{Step, Took};
 use crate::session::{Action, Event, Fault, Judging};
 use crate::units::Tick;
@@ -38,7 +38,7 @@ impl<W: Walk> Session<W> {
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
             Step::Verify(draft) => {
-                self.verify(draft.into(), 0, began, now);
+                self.verify(draft, 0, began, now);
                 // Where other drafters pay from the first tokens on, the model would never read
                 // the prompt.
                 if !self.controller.has_read() {
@@ -50,10 +50,9 @@ impl<W: Walk> Session<W> {
 
     /// Patience for a draft. While the drafter reads the prompt, and with `gamma.fixed`, it is the
     /// timeout of a verify request: the client waits meanwhile, so a drafter that hangs must not
-    /// delay it. The same holds for a sampled draft: its duration depends on the tokens drawn, and
-    /// these must not decide if it is verified.
+    /// delay it.
     fn patience(&self) -> Duration {
-        if !self.controller.has_read() || self.rules.samples {
+        if !self.controller.has_read() {
             return self.rules.draft_timeout.unwrap_or(self.rules.verify_timeout);
         }
         let own = || {
@@ -76,17 +75,17 @@ impl<W: Walk> Session<W> {
             self.controller.model_failed(self.output.tokens().len());
         }
         let (began, worth) = self.controller.waited(late.gamma, late.since, now);
-        let draft = self.controller.combine(Tree::default().into(), self.state(true));
+        let draft = self.controller.combine(Tree::default(), self.state(true));
         self.verify(draft, worth, began, now);
     }
 
-    pub(super) fn verify(&mut self, draft: Draft, modelled: usize, began: Tick, now: Tick) {
+    pub(super) fn verify(&mut self, draft: Tree, modelled: usize, began: Tick, now: Tick) {
         self.verify_by(0, draft, modelled, began, now);
     }
 
     /// Sends the draft to the backend by the method at this index of the list; beyond its end,
     /// decodes one token plainly.
-    fn verify_by(&mut self, position: usize, draft: Draft, modelled: usize, began: Tick, now: Tick) {
+    fn verify_by(&mut self, position: usize, draft: Tree, modelled: usize, began: Tick, now: Tick) {
         let Some(&method) = self.rules.methods.get(position) else {
             return self.plain_after_fault(PlainReason::Undecided, now);
         };
@@ -106,7 +105,7 @@ impl<W: Walk> Session<W> {
     /// draws of their tokens.
     fn coupled(&self) -> bool {
         let rules = &self.rules;
-        rules.shares_noise && (rules.accept.rule == Rule::Fly || !rules.lookups.is_empty())
+        rules.shares_noise && !rules.lookups.is_empty()
     }
 
     /// Present tolerance of the acceptance rule.
@@ -143,7 +142,7 @@ impl<W: Walk> Session<W> {
     /// lookups, if there are any.
     pub(super) fn draft_failed(&mut self, now: Tick) {
         self.controller.model_failed(self.output.tokens().len());
-        let draft = self.controller.combine(Tree::default().into(), self.state(true));
+        let draft = self.controller.combine(Tree::default(), self.state(true));
         if draft.is_empty() {
             return self.plain_after_fault(PlainReason::DraftFault, now);
         }
@@ -186,8 +185,8 @@ impl<W: Walk> Session<W> {
             self.controller.observe_proposal(proposal, self.output.tokens().len());
         }
         // Nodes that the dialect did not send are neither rejected nor computed.
-        if let (Draft::Tree(tree), Some(put)) = (&mut draft, result.put) {
-            tree.truncate(put.nodes);
+        if let Some(put) = result.put {
+            draft.truncate(put.nodes);
         }
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         let kept = accepted.nodes.iter().filter(|node| **node < draft.len()).count().min(delta.tokens.len());

@@ -102,7 +102,7 @@ sections! {
         histogram VERIFY_SECONDS = "foretell_verify_seconds" [] in CALL "Duration of a verify request.";
         histogram DRAFT_SECONDS = "foretell_draft_seconds" [] in WORK "Time to draft for a round.";
         histogram GAMMA = "foretell_gamma" [] in TOKENS "Draft tokens sent in one round.";
-        counter DRAFTS = "foretell_drafts_total" ["kind"] "Requests to model drafters: a `draft`, one `sampled` from their distribution, or a `shadow` draft.";
+        counter DRAFTS = "foretell_drafts_total" ["kind"] "Requests to model drafters: a `draft`, or a `shadow` draft.";
         counter DRAFTS_LOST = "foretell_drafts_lost_total" ["kind", "cause"]
             "Requests to model drafters without an answer, or with one that came too late: `timeout`, `patience`, `fault`, `no_slot`.";
         counter DRIFT_TV = "foretell_drift_tv_total" ["policy"]

@@ -2,7 +2,7 @@
 
 use super::script::Task;
 use super::{Cache, Findings, SEEDED};
-use crate::dialect::{CacheSetting, Engine, Noise};
+use crate::dialect::{Engine, Noise};
 use foretell_core::control::prospect::{Measured, Timed};
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
@@ -204,14 +204,8 @@ impl Learning {
             let much = again.cached.is_some_and(|(cached, all)| 2 * cached < all);
             again.nodes >= 2 && !again.fresh && much
         };
-        let refuse = match engine.dialect.quirks().cache_setting {
-            CacheSetting::FanOut(why) => {
-                let last = self.again.iter().rev().find(|again| again.method == VerifyMethod::FanOut);
-                last.as_ref().is_some_and(anew).then_some(why)
-            }
-            CacheSetting::Prefix(why) => (self.cache.works == Some(false)).then_some(why),
-            CacheSetting::None => None,
-        };
+        let last = self.again.iter().rev().find(|again| again.method == VerifyMethod::FanOut);
+        let refuse = engine.dialect.quirks().cache_setting.filter(|_| last.as_ref().is_some_and(anew));
         if let Some(why) = refuse {
             for method in std::mem::take(&mut engine.methods) {
                 self.remove(method, why);

@@ -388,9 +388,7 @@ fn a_method_is_missing_for_its_own_reason() {
     let old = answers(&json!({"version": "0.5.17"}));
     let off = answers(&json!({"version": "0.5.23", "disable_radix_cache": true}));
     for all in [&old, &off] {
-        for method in [VerifyMethod::Tree, VerifyMethod::Native] {
-            assert_eq!(Sglang.missing(all, method), "SGLang has no such endpoint");
-        }
+        assert_eq!(Sglang.missing(all, VerifyMethod::Tree), "SGLang has no such endpoint");
     }
     assert!(Sglang.missing(&old, VerifyMethod::Score).contains("where a text ends"));
     assert!(Sglang.missing(&off, VerifyMethod::FanOut).contains("prefix cache"));

@@ -304,7 +304,7 @@ fn the_first_model_that_can_draft_drafts() {
     let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary, shares: false };
     let drafters = vec![
         model("said to be the same", Vocabulary::Same),
-        model("foreign", Vocabulary::Tli),
+        model("foreign", Vocabulary::Slem),
         model("ready", Vocabulary::Same),
     ];
     let set = PolicySet::new(vec![Policy { drafters, ..policy(PolicyMode::Auto) }]);
@@ -314,7 +314,7 @@ fn the_first_model_that_can_draft_drafts() {
     };
     let facts = Facts { policies: Fact::Known(&set), models: &states, ..world.facts() };
     let Outcome::Serve(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
-    let first = ("foreign".to_owned(), TranslationMode::Tli);
+    let first = ("foreign".to_owned(), TranslationMode::Slem);
     assert_eq!((ruling.model, ruling.rules.lookups.len()), (Some(first), 0));
     let refused = set.policies()[0].drafters[0].part(None, states);
     assert!(

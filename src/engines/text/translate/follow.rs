@@ -63,7 +63,7 @@ impl Translator {
         if context.len() < self.target_ends.len() {
             *self = Self::new(Arc::clone(&self.pair));
         }
-        let (known, before) = (self.target_ends.len(), self.ids.len());
+        let known = self.target_ends.len();
         let mut text = String::new();
         for token in context.tokens().skip(known) {
             if let Some(twin) = self.pair.marks.get(&token).copied() {
@@ -83,7 +83,6 @@ impl Translator {
             self.target_ends.push(self.end() + text.len() as u32);
         }
         self.add(&text);
-        self.pair.count(self.ids.get(before..).unwrap_or_default());
         self.forget();
     }
 
@@ -110,14 +109,11 @@ impl Translator {
         Anchor::new(Arc::clone(&self.pair), behind, &self.open, &self.ids)
     }
 
-    /// `first`, the index in [`Self::ids`] (at least 1) of the first token that covers the text of
-    /// the target's token `position`, an index into the context; and a list whose entry `i` is the
-    /// number of target tokens before index `first + i`, up to the end of the drafter's context.
-    pub fn positions(&self, position: usize) -> (usize, Vec<usize>) {
+    /// The index in [`Self::ids`] (at least 1) of the first token that covers the text of the
+    /// target's token `position`, an index into the context.
+    pub fn first_position(&self, position: usize) -> usize {
         let begin = self.begin(position);
-        let first = self.ends.partition_point(|&end| end <= begin).max(1);
-        let before = |at: usize| self.target_ends.partition_point(|&end| end <= self.start(at));
-        (first, (first..=self.ids.len()).map(before).collect())
+        self.ends.partition_point(|&end| end <= begin).max(1)
     }
 
     /// Entry `i` is true if the drafter would have generated the target's token `position + i`:
@@ -139,17 +135,6 @@ impl Translator {
                 told && touched.into_iter().all(agrees)
             })
             .collect()
-    }
-
-    /// As [`Self::agreed`] for a drafter that answers in the target's tokens: `right` are the
-    /// target's positions at which it chose the target's token. False at positions where its own
-    /// tokens do not end where the target's do: they were not evaluated.
-    pub fn agreed_at(&self, position: usize, right: &[usize]) -> Vec<bool> {
-        let meets = |at: usize| {
-            let begin = self.begin(at);
-            begin == 0 || self.ends.binary_search(&begin).is_ok()
-        };
-        (position..self.target_ends.len()).map(|at| right.contains(&at) && meets(at)).collect()
     }
 
     /// Start of the text of the target's token `at`.

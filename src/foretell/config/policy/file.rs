@@ -303,19 +303,14 @@ fn phrases(section: &mut Section<'_>, schemas: bool) -> Option<Arc<Phrases>> {
 }
 
 fn model(section: &mut Section<'_>) -> Option<Drafter> {
-    let words = &[
-        ("auto", Vocabulary::Auto),
-        ("same", Vocabulary::Same),
-        ("slem", Vocabulary::Slem),
-        ("tli", Vocabulary::Tli),
-    ];
+    let words = &[("auto", Vocabulary::Auto), ("same", Vocabulary::Same), ("slem", Vocabulary::Slem)];
     let model = section.must(
         "model",
         "Its name under drafters of the process file.",
         "a name under drafters of the process file",
         &text(),
     );
-    let says = "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), tli (it chooses among the common tokens), auto (same if it is; else tli where the target's noise is shared and nine tenths of the text are common tokens; else slem).";
+    let says = "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), auto (same if it is; else slem).";
     let vocabulary = section.or("vocabulary", says, Vocabulary::default(), &word(words));
     let sharing =
         "Required for a model that was trained on recorded texts of other tenants than the policy's one.";
@@ -357,11 +352,8 @@ fn gamma(mut section: Section<'_>) -> Gamma {
 /// Every accept rule, by its name in files, with the default settings.
 const RULES: &[(&str, Rule)] = &[
     ("exact", Rule::Exact),
-    ("ears", Rule::Ears),
-    ("ears_gated", Rule::EarsGated { kappa: 0.3 }),
-    ("ears_scaled", Rule::EarsScaled),
+    ("ears", Rule::Ears { kappa: 0.0 }),
     ("typical", Rule::Typical { epsilon: 0.09, delta: 0.3 }),
-    ("fly", Rule::Fly),
 ];
 
 /// The meaning of a rule, for the schema.
@@ -385,10 +377,10 @@ fn accept(item: &Item<'_>) -> Accept {
                 forbid(section);
                 return Some(Accept::default());
             }
-            Rule::Ears | Rule::EarsScaled | Rule::Fly => rule,
-            Rule::EarsGated { kappa } => {
-                let says = "Minimum probability of the draft token ÷ that of the likeliest.";
-                Rule::EarsGated { kappa: section.or("kappa", says, kappa, &ratio()) }
+            Rule::Ears { kappa } => {
+                let says =
+                    "Minimum probability of the draft token ÷ that of the likeliest; 0 is as published.";
+                Rule::Ears { kappa: section.or("kappa", says, kappa, &ratio()) }
             }
             Rule::Typical { epsilon, delta } => {
                 let factor = "Factor of the threshold that depends on the entropy.";
@@ -468,7 +460,7 @@ fn tolerance(mut section: Section<'_>) -> Tolerance {
         ),
         max: section.or(
             "max",
-            "Maximum of the product; 0 relaxes nothing. typical and fly are as published at 1.",
+            "Maximum of the product; 0 relaxes nothing. typical is as published at 1.",
             0.0,
             &ratio(),
         ),

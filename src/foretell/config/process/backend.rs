@@ -10,7 +10,6 @@ use http::Uri;
 
 use crate::config::values::Glob;
 use foretell_core::words::VerifyMethod;
-use foretell_onnx::open::DeviceChoice;
 
 /// API of a backend's engine (`dialect` in the file).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,11 +53,6 @@ impl Dialect {
     /// True if the engine is this one, or not configured.
     pub fn may_be(self, dialect: Spoken) -> bool {
         self.spoken().is_none_or(|spoken| spoken == dialect)
-    }
-
-    /// True if a model in this process may have this dialect: `auto` or `onnx`.
-    pub const fn is_here(self) -> bool {
-        matches!(self, Self::Auto | Self::Of(Spoken::Onnx))
     }
 }
 
@@ -122,32 +116,6 @@ pub enum Replicas {
         /// Use TLS; the certificate must be valid for the host name.
         https: bool,
     },
-    /// A single replica: a model in this process, called without sockets or HTTP.
-    Here(ServedModel),
-}
-
-/// An ONNX model that Foretell runs in its own process, as `foretell target` does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServedModel {
-    /// Folder of the model.
-    pub path: PathBuf,
-    /// Model id that requests name; `None`: the folder's name.
-    pub name: Option<String>,
-    /// Device that it runs on.
-    pub device: DeviceChoice,
-    /// Maximum number of concurrent sequences in memory.
-    pub lanes: u32,
-    /// Maximum number of tokens of a sequence; `None`: as many as the model supports.
-    pub context: Option<u32>,
-    /// CPU threads of one step; 0: one per core.
-    pub threads: u32,
-}
-
-impl ServedModel {
-    /// The model of a folder with every other setting at its default.
-    pub fn of(path: PathBuf) -> Self {
-        Self { path, name: None, device: DeviceChoice::default(), lanes: 16, context: None, threads: 0 }
-    }
 }
 
 /// A model that a backend serves.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, ServedModel,
-    TokenizerSource, VerifyLimits,
+    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, TokenizerSource,
+    VerifyLimits,
 };
 use crate::config::kind::{Kind, base, boolean, path, period, ratio, size, text, url, whole, word};
 use crate::config::named::FileKind;
@@ -20,7 +20,6 @@ use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::Dialect as Engine;
 use foretell_engines::openai::Api;
 use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat};
-use foretell_onnx::open::DeviceChoice;
 
 impl Default for Connect {
     fn default() -> Self {
@@ -86,25 +85,9 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     let replicas = section.item("replicas", "One KV cache each.");
     section.require("replicas");
     if replicas.is_none() {
-        section.refuse(
-            "replicas",
-            Refusal::new("missing", "a list of URLs, { dns, every } or { model }"),
-            "nothing",
-        );
+        section.refuse("replicas", Refusal::new("missing", "a list of URLs or { dns, every }"), "nothing");
     }
     let replicas = replicas.and_then(|item| self::replicas(&item));
-    if matches!(replicas, Some(Replicas::Here(_))) {
-        section.forbid("ranks", "only where a server is called");
-        section.forbid("render", "only where a server is called");
-        section.forbid("connect", "only where a server is called");
-        if !dialect.is_here() {
-            section.refuse(
-                "dialect",
-                Refusal::new("not of a model in this process", "auto|onnx"),
-                dialect.name(),
-            );
-        }
-    }
     let ranks = section.or(
         "ranks",
         "Data-parallel ranks at each address, each a replica; 0: none.",
@@ -170,12 +153,9 @@ fn routes(mut section: Section<'_>) -> Vec<Api> {
 
 fn replicas(item: &Item<'_>) -> Option<Replicas> {
     if item.slot().is_some() {
-        let [list, dns, model] =
-            ["", "Addresses that a name resolves to.", "An ONNX model that Foretell runs itself."]
-                .map(|says| item.alternative(says));
+        let [list, dns] = ["", "Addresses that a name resolves to."].map(|says| item.alternative(says));
         urls(&list?);
         by_name(dns?.section());
-        served(model?.section());
         return None;
     }
     match &item.node.value {
@@ -184,12 +164,9 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
             None
         }
         Value::List(_) => Some(Replicas::Urls(urls(item))),
-        Value::Map(_) => {
-            let section = item.section();
-            if section.has("model") { served(section) } else { by_name(section) }
-        }
+        Value::Map(_) => by_name(item.section()),
         _ => {
-            item.refuse(Refusal::new("wrong type", "a list of URLs, { dns, every } or { model }"));
+            item.refuse(Refusal::new("wrong type", "a list of URLs or { dns, every }"));
             None
         }
     }
@@ -214,37 +191,12 @@ fn urls(item: &Item<'_>) -> Vec<http::Uri> {
 }
 
 fn by_name(mut section: Section<'_>) -> Option<Replicas> {
-    // So that a file with neither key is told of both.
-    section.known("model");
     let name = section.must("dns", "HOST:PORT.", "HOST:PORT", &host_and_port());
     let every = section.or("every", "Interval of resolving it.", Duration::from_secs(5), &period());
     let schemes = word(&[("http", false), ("https", true)]);
     let https = section.or("scheme", "Scheme of their URLs.", false, &schemes);
     section.close();
     name.map(|name| Replicas::Dns { name, every, https })
-}
-
-fn served(mut section: Section<'_>) -> Option<Replicas> {
-    let folder = section.must("model", "Its folder.", "a path", &path());
-    if let Some(folder) = &folder {
-        section.names("model", FileKind::Model, folder);
-    }
-    let default = ServedModel::of(folder.clone().unwrap_or_default());
-    let model = ServedModel {
-        name: section.maybe("name", "Its id; null: the name of the folder.", default.name, &text()),
-        device: section.or("device", "Device that it runs on.", default.device, &word(DeviceChoice::NAMES)),
-        lanes: section.or("lanes", "Maximum concurrent sequences.", default.lanes, &whole(1..=1024)),
-        context: section.maybe(
-            "context",
-            "Maximum tokens of a sequence; null: the model's own limit.",
-            default.context,
-            &whole(1..=1 << 24),
-        ),
-        threads: section.or("threads", "Threads; 0: one per core.", default.threads, &whole(0..=1024)),
-        path: default.path,
-    };
-    section.close();
-    folder.map(|_| Replicas::Here(model))
 }
 
 /// A host name with a port.
@@ -442,7 +394,6 @@ const ALLOWED: &[(&str, VerifyMethod)] = &[
     named(VerifyMethod::Score),
     named(VerifyMethod::FanOut),
     named(VerifyMethod::Tree),
-    named(VerifyMethod::Native),
 ];
 const _: () = assert!(ALLOWED.len() == VerifyMethod::ALL.len(), "every method can be allowed");
 

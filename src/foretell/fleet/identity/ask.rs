@@ -60,6 +60,10 @@ pub enum Unknown {
     /// It answers, but as none of the engines that Foretell recognises.
     #[error("{0}")]
     Stranger(String),
+    /// An engine that is known and has no verification method, and the page on which it reports its
+    /// load.
+    #[error("{} is only relayed here", .0.name())]
+    PassedThrough(Dialect, Option<&'static str>),
     /// It answers, but not as an engine that supports a verification method.
     #[error("not an engine that can verify: {1}")]
     Foreign(RelayReason, String),
@@ -123,7 +127,7 @@ pub async fn ask(
     let mut recognised = recognise(replica, &asking.renderer, asking.dialect, &asking.named).await?;
     let mut engine = recognised.engine.clone();
     if engine.methods.is_empty() {
-        return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
+        return Err(Unknown::PassedThrough(engine.dialect, engine.load_path));
     }
     let started = engine.started.or(engine.process).unwrap_or(away.times);
     let same = |epoch: &Epoch| {
@@ -138,14 +142,6 @@ pub async fn ask(
     }
     recognised.starts = one_start(replica, &recognised).await?;
     let tokenizer = tokenizer(replica, asking.tokenizer.as_deref(), &engine).await?;
-    if !engine.dialect.quirks().first_request_ids
-        && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await
-    {
-        return Err(Unknown::tokenizer(
-            "it sends text without token ids, and no tokenizer_config.json beside the configured tokenizer says that \
-             it writes tokens as they are (clean_up_tokenization_spaces: false)",
-        ));
-    }
     if asking.parsers != Parsers::default() {
         engine.parsers = asking.parsers;
     }
@@ -267,8 +263,6 @@ pub async fn recognise(
         answers.add(&question.path, put(replica, &question, false).await?);
     }
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
-    // Also for a server that is refused below: requests relayed to it must suit it.
-    replica.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
     if let Some(status) = locked(&answers, [recognise::MODELS]) {
         return Err(Unknown::Locked(status));
     }
@@ -412,18 +406,6 @@ pub async fn tokenizer(
         }
     }
     Ok(tokenizer)
-}
-
-/// True if a backend that makes text with Hugging Face's own code makes it of the tokens' bytes
-/// alone. That code removes spaces before punctuation unless the model's own configuration forbids
-/// it, which shows only once a text has such a position: too late.
-async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
-    let Some(file) = file.filter(|_| tokenizer.is_byte_level()) else { return false };
-    let Ok(config) = tokio::fs::read(file.with_file_name("tokenizer_config.json")).await else {
-        return false;
-    };
-    let config: Option<serde_json::Value> = serde_json::from_slice(&config).ok();
-    config.and_then(|config| config.get("clean_up_tokenization_spaces")?.as_bool()) == Some(false)
 }
 
 /// Sends a request to the backend. `fresh`: on a new connection.

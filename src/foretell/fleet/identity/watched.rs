@@ -19,7 +19,7 @@ use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Probed, Replica};
 use crate::random::{SharedSplitMix64, fresh_seed};
 use foretell_core::words::RelayReason;
-use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::Dialect;
 use foretell_engines::dialect::Engine;
 use foretell_engines::dialect::relayed::RELAYED;
 
@@ -75,10 +75,7 @@ impl Last {
 
 /// True if it is known without a trial that a single engine answers.
 pub fn shows_one(engine: &Engine) -> bool {
-    // An engine that only verifies drafts handed over to it reports neither a start time nor its
-    // cached tokens, and its calls do not depend on each other. The operator has named that method
-    // (`verify.allow: [native]`), and thereby asserts a single engine.
-    engine.started.is_some() || engine.methods.is_empty() || engine.methods == [VerifyMethod::Native]
+    engine.started.is_some() || engine.methods.is_empty()
 }
 
 /// A change of the model at an address.
@@ -102,6 +99,8 @@ pub(super) struct Watched {
     /// Number of times that it was reached again when it was recognised.
     returns_before: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
+    /// The load page of a server that is passed through; `None` if it is another one, or has none.
+    load_page: Mutex<Option<(Dialect, &'static str)>>,
     /// `None` before the check.
     one: Mutex<Option<One>>,
     /// The last test of defaults that could not be decided, and the pause before the next; `None`
@@ -123,9 +122,6 @@ pub(super) struct Watched {
 impl Watched {
     pub(super) fn new(replica: Arc<Replica>, asking: RecognitionSettings) -> Self {
         let unknown = ServerKnowledge::Relayed(RelayReason::NoVerifyMethod, UNRECOGNISED.to_owned());
-        replica.set_refuses_prediction(
-            asking.dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction),
-        );
         Self {
             replica,
             asking,
@@ -135,6 +131,7 @@ impl Watched {
             away_before: AtomicU64::new(0),
             returns_before: AtomicU64::new(0),
             rounds_seen: Arc::default(),
+            load_page: Mutex::default(),
             one: Mutex::default(),
             confirms: Mutex::default(),
             wanted: Notify::new(),
@@ -242,13 +239,6 @@ impl Watched {
                         "backend known"
                     );
                     self.say_defaults(&identity);
-                    if identity.engine.dialect.quirks().experimental {
-                        tracing::warn!(
-                            replica = self.replica.label(),
-                            dialect = identity.engine.dialect.name(),
-                            "experimental: Foretell has run with fakes of this engine only, never live"
-                        );
-                    }
                     self.replica.set_dialect(identity.engine.dialect.name(), true);
                     self.rounds_seen.looked_at();
                     self.replica.forget_load();
@@ -323,7 +313,19 @@ impl Watched {
     /// Stores that it was not recognised; `before`: it was known until now.
     fn unknown(&self, unknown: Unknown, before: bool) -> Settled {
         let replica = self.replica.label();
+        *self.load_page.lock() = match unknown {
+            Unknown::PassedThrough(dialect, page) => page.map(|page| (dialect, page)),
+            _ => None,
+        };
         match unknown {
+            Unknown::PassedThrough(..) => {
+                let why = unknown.to_string();
+                if self.is_news(&why) {
+                    tracing::info!(replica, why, "backend is relayed");
+                }
+                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                Settled::Foreign
+            }
             Unknown::Foreign(reason, why) => {
                 if self.is_news(&why) {
                     // A wrong tokenizer is a mistake in the settings, and stays until it is mended.
@@ -474,11 +476,13 @@ impl Watched {
         let every = self.asking.every;
         loop {
             tokio::time::sleep(every.mul_f64(0.9 + 0.2 * self.random.fraction())).await;
-            let Some(identity) = self.identity() else { continue };
-            let dialect = identity.engine.dialect;
-            let path = self.asking.load.as_deref().or(identity.engine.load_path);
-            if let Some(path) = path {
-                self.rounds_seen.take(&self.replica, dialect, path).await;
+            let (dialect, page) = match (self.identity(), *self.load_page.lock()) {
+                (Some(identity), _) => (identity.engine.dialect, identity.engine.load_path),
+                (None, Some((dialect, page))) => (dialect, Some(page)),
+                (None, None) => continue,
+            };
+            if let Some(page) = self.asking.load.as_deref().or(page) {
+                self.rounds_seen.take(&self.replica, dialect, page).await;
             }
         }
     }

@@ -16,7 +16,6 @@ use super::{Link, root};
 use crate::fleet::error::SendErrorKind;
 use crate::fleet::health::{Failing, Outcome};
 use crate::fleet::silence::Silence;
-use crate::http::body::{Body, BoxError};
 
 /// Length of an error's text that is read to decide who caused it, bytes.
 const JUDGED: usize = 4 << 10;
@@ -43,9 +42,6 @@ pub enum BrokenOff {
     /// The connection was closed, or the received data is not HTTP.
     #[error(transparent)]
     Closed(#[from] hyper::Error),
-    /// A server in this process reported an error.
-    #[error(transparent)]
-    Gone(BoxError),
     /// Nothing was received for the configured time.
     #[error("the backend sent nothing for {0:?} in the middle of its answer")]
     Silent(Duration),
@@ -56,51 +52,21 @@ impl BrokenOff {
     pub fn cause(&self) -> String {
         match self {
             Self::Closed(error) => format!("the answer broke off: {}", root(error)),
-            Self::Gone(error) => format!("the answer broke off: {error}"),
             Self::Silent(_) => self.to_string(),
         }
     }
 }
 
-/// Source of a backend's answer.
-pub(in crate::fleet) enum Source {
-    /// A connection, which must be polled.
-    There(Incoming),
-    /// A server in this process.
-    Here(Body),
-}
-
-impl Source {
-    /// A connection's frames come only from polling it, which registers the waker; the body itself
-    /// needs none.
-    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<AnswerFrame> {
-        match self {
-            Self::There(body) => {
-                Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())).map_err(BrokenOff::Closed)
-            }
-            Self::Here(body) => Pin::new(body).poll_frame(cx).map_err(BrokenOff::Gone),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::There(body) => body.is_end_stream(),
-            Self::Here(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::There(body) => body.size_hint(),
-            Self::Here(body) => body.size_hint(),
-        }
-    }
+/// The next frame of a connection's answer. It comes only from polling the connection, which
+/// registers the waker; the body itself needs none.
+pub(super) fn poll_frame(body: &mut Incoming) -> Poll<AnswerFrame> {
+    Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())).map_err(BrokenOff::Closed)
 }
 
 /// The body of a backend's answer. Dropping it before its end abandons the call, which closes its
 /// connection; at its end the connection can be used again.
 pub struct Answer {
-    body: Source,
+    body: Incoming,
     link: Option<Link>,
     busy: Busy,
     /// True if its end counts in the replica's health.
@@ -117,8 +83,8 @@ pub struct Answer {
 
 impl Answer {
     pub(in crate::fleet) fn response(
-        response: Response<Source>,
-        link: Option<Link>,
+        response: Response<Incoming>,
+        link: Link,
         busy: Busy,
         proof: Proof,
     ) -> Response<Self> {
@@ -139,6 +105,7 @@ impl Answer {
             let counts = proof != Proof::Nothing;
             let silence = busy.0.silence.map(Silence::new);
             let span = Span::current();
+            let link = Some(link);
             let mut answer = Self { body, link, busy, counts, working, judged, silence, span };
             if switched {
                 answer.let_go();
@@ -195,7 +162,7 @@ impl Answer {
         self.working = false;
         let failing = match error {
             BrokenOff::Closed(error) if error.is_user() => None,
-            BrokenOff::Closed(_) | BrokenOff::Gone(_) => Some(Failing::Call(SendErrorKind::Closed)),
+            BrokenOff::Closed(_) => Some(Failing::Call(SendErrorKind::Closed)),
             BrokenOff::Silent(_) => Some(Failing::Call(SendErrorKind::Timeout)),
         };
         let health = &self.busy.0.health;
@@ -235,7 +202,7 @@ impl http_body::Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         self.drive(cx);
-        let frame = self.body.poll_frame(cx);
+        let frame = poll_frame(&mut self.body);
         let frame = self.listen(cx, frame);
         if let Poll::Ready(Some(Ok(frame))) = &frame {
             self.read(frame);

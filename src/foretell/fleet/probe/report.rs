@@ -95,7 +95,6 @@ impl Report {
         let predictions: Vec<_> = self.prospects().iter().map(prediction).collect();
         json!({
             "dialect": engine.dialect.name(),
-            "experimental": engine.dialect.quirks().experimental,
             "version": engine.version,
             "model": engine.model,
             "context": engine.context,

@@ -12,7 +12,7 @@ use tower::ServiceExt;
 use super::{Auth, Fresh, RANK, Repeatable, Replica};
 use crate::fleet::error::{SendError, SendErrorKind, is_out_of_descriptors};
 use crate::fleet::health::{Failing, Outcome};
-use crate::fleet::link::{Answer, Link, Pool, Proof, Source, Stream, frame};
+use crate::fleet::link::{Answer, Link, Pool, Proof, Stream, frame};
 use crate::fleet::tie::{Tie, Tied};
 use crate::http::body::{Body, BoxError, full};
 use crate::http::workers::lane;
@@ -157,10 +157,6 @@ impl Replica {
             return Err(Unanswered::lost(self.unsendable("no connection pool")));
         };
         let busy = pool.begin();
-        if let Some(local) = &self.settings.local {
-            let response = local.ask(request).await.map_err(Unanswered::lost)?;
-            return Ok(Answer::response(response.map(Source::Here), None, busy, proof));
-        }
         let tied = request.extensions_mut().remove::<Tied>();
         let mut unshown = false;
         loop {
@@ -200,7 +196,7 @@ impl Replica {
             let mut error = match link.call(request).await {
                 Ok(mut response) => {
                     return match frame(&mut response, &mut link) {
-                        Ok(()) => Ok(Answer::response(response.map(Source::There), Some(link), busy, proof)),
+                        Ok(()) => Ok(Answer::response(response, link, busy, proof)),
                         Err(detail) => {
                             let backend = self.settings.name.clone();
                             Err(Unanswered::lost(SendError::Protocol { backend, detail }))

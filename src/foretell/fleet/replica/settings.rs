@@ -8,7 +8,6 @@ use rustls::ClientConfig;
 
 use crate::fleet::key::KeyFile;
 use crate::fleet::models::ModelName;
-use crate::fleet::replica::local::Local;
 use foretell_engines::openai::Api;
 
 /// The key that a backend receives.
@@ -31,8 +30,6 @@ pub struct ReplicaSettings {
     /// `http(s)://host[:port][/base]`. A base that ends in `/v1` means the server above it, since
     /// OpenAI base URLs are written that way.
     pub url: String,
-    /// Answers in place of the server at `url`, which is then only a name.
-    pub local: Option<Local>,
     /// The dialect as configured; `auto` until it is known.
     pub dialect: String,
     /// True if that dialect can verify drafts.
@@ -84,7 +81,6 @@ impl ReplicaSettings {
         Self {
             name: name.into(),
             url: url.into(),
-            local: None,
             dialect: "auto".to_owned(),
             speculates: false,
             billed: false,

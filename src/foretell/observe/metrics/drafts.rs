@@ -11,19 +11,16 @@ use foretell_core::words::metric;
 pub enum DraftKind {
     /// A draft that will be verified.
     Draft,
-    /// The same, sampled from distributions by which the target verifies it.
-    Sampled,
     /// A shadow draft: the tokens that it would have drafted while the request decodes plainly.
     Shadow,
 }
 
 impl DraftKind {
-    const ALL: [Self; 3] = [Self::Draft, Self::Sampled, Self::Shadow];
+    const ALL: [Self; 2] = [Self::Draft, Self::Shadow];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Draft => "draft",
-            Self::Sampled => "sampled",
             Self::Shadow => "shadow",
         }
     }

@@ -6,19 +6,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::serving::drafters::{SessionModel, Translation};
-use foretell_core::draft::{Draft, Features, Node, Source, Tree, Vote};
+use foretell_core::draft::{Features, Node, Source, Tree, Vote};
 use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
 use foretell_engines::openai::Sampling;
-use foretell_engines::policy::part::TranslationMode;
-use foretell_engines::text::translate::{Anchor, Common, Translator};
-use foretell_onnx::drafter::{
-    Chosen, DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext,
-};
+use foretell_engines::text::translate::{Anchor, Translator};
+use foretell_onnx::drafter::{DraftFault, Drafted, DrafterSlot, Noise, Order};
 
-/// Share of common tokens in the text above which a drafter drafts in common tokens, if the
-/// target's noise is shared.
-const OVERLAP: f64 = 0.9;
 /// Maximum number of new tokens translated inline; more are translated on a thread that may block.
 const FEW: usize = 64;
 
@@ -34,7 +28,6 @@ pub(super) enum VocabularyBridge {
 /// The translation of one session.
 pub(super) struct SessionTranslator {
     translation: Arc<Translation>,
-    translation_mode: TranslationMode,
     /// `None` before the first request.
     translator: Option<Translator>,
     /// The context as of the last request.
@@ -52,8 +45,6 @@ pub(super) enum BridgedContext {
         /// Drafter tokens per target token.
         ratio: f64,
     },
-    /// In the drafter's tokens, and in the target's, in which it is to answer.
-    Common { token_context: TokenContext, target_context: TokenContext, common: Arc<Common> },
 }
 
 impl VocabularyBridge {
@@ -62,7 +53,6 @@ impl VocabularyBridge {
             None => Self::Same,
             Some(translation) => Self::Other(Arc::new(Mutex::new(SessionTranslator {
                 translation: Arc::clone(translation),
-                translation_mode: session_model.translation_mode,
                 translator: None,
                 token_context: TokenContext::default(),
             }))),
@@ -70,30 +60,22 @@ impl VocabularyBridge {
     }
 
     /// The context in the form in which the drafter gets it; `None` if the two vocabularies cannot
-    /// be translated. `noise`: how the session's slot samples.
-    pub async fn tell(&self, token_context: TokenContext, noise: &Noise) -> Option<BridgedContext> {
+    /// be translated.
+    pub async fn tell(&self, token_context: TokenContext) -> Option<BridgedContext> {
         let Self::Other(session_translator) = self else { return Some(BridgedContext::Same(token_context)) };
-        let shares = noise.seed.is_some() && noise.sampling.temperature > 0.0;
         // A cancelled request may still hold the translator, and this thread must not wait for it.
         if let Some(mut session_translator) = session_translator.try_lock()
             && session_translator.is_quick(&token_context)
         {
-            return session_translator.tell(token_context, shares);
+            return session_translator.tell(token_context);
         }
         let session_translator = Arc::clone(session_translator);
-        tokio::task::spawn_blocking(move || session_translator.lock().tell(token_context, shares))
-            .await
-            .ok()?
+        tokio::task::spawn_blocking(move || session_translator.lock().tell(token_context)).await.ok()?
     }
 
     /// True if the drafter may draw with the target's own noise.
     pub fn shares_noise(&self) -> bool {
-        match self {
-            Self::Same => true,
-            Self::Other(session_translator) => {
-                session_translator.lock().translation_mode != TranslationMode::Slem
-            }
-        }
+        matches!(self, Self::Same)
     }
 
     /// The drafter's own choice at each output position from `from` on; `None` where it would have
@@ -108,28 +90,13 @@ impl VocabularyBridge {
             (BridgedContext::Same(token_context), _) => {
                 Ok(drafter_slot.shadow(token_context, from).await?.into_iter().map(Some).collect())
             }
-            (BridgedContext::Text { .. } | BridgedContext::Common { .. }, Self::Same) => Ok(Vec::new()),
+            (BridgedContext::Text { .. }, Self::Same) => Ok(Vec::new()),
             (BridgedContext::Text { token_context, .. }, Self::Other(session_translator)) => {
-                let Some((first, _)) = session_translator.try_lock().map(|it| it.positions(from)) else {
+                let Some(first) = session_translator.try_lock().map(|it| it.first_position(from)) else {
                     return Ok(Vec::new());
                 };
                 let chosen = drafter_slot.shadow(token_context, first).await?;
                 let agreed = |translator: &Translator, position| translator.agreed(position, first, &chosen);
-                Ok(session_translator.try_lock().map(|it| it.said(from, agreed)).unwrap_or_default())
-            }
-            (
-                BridgedContext::Common { token_context, target_context, .. },
-                Self::Other(session_translator),
-            ) => {
-                let Some((first, before)) = session_translator.try_lock().map(|it| it.positions(from)) else {
-                    return Ok(Vec::new());
-                };
-                let asked = TargetContext { token_context: target_context.clone(), before: before.clone() };
-                let chosen = drafter_slot.shadow_common(token_context, asked, first).await?;
-                let said = |at: usize| target_context.tokens().nth(at);
-                let right = before.iter().zip(&chosen).filter(|&(&at, &choice)| said(at) == Some(choice));
-                let right: Vec<usize> = right.map(|(&at, _)| at).collect();
-                let agreed = |translator: &Translator, position| translator.agreed_at(position, &right);
                 Ok(session_translator.try_lock().map(|it| it.said(from, agreed)).unwrap_or_default())
             }
         }
@@ -137,19 +104,11 @@ impl VocabularyBridge {
 }
 
 impl BridgedContext {
-    /// Vocabulary in which a slot with this context is to answer.
-    pub fn output_vocabulary(&self) -> OutputVocabulary {
-        match self {
-            Self::Same(_) | Self::Text { .. } => OutputVocabulary::Own,
-            Self::Common { common, .. } => OutputVocabulary::Common(Arc::clone(common)),
-        }
-    }
-
     /// Noise of a slot with this context: the target's noise, and what names tokens of the target,
     /// only if it answers in the target's tokens.
     pub fn noise(&self, noise: Noise) -> Noise {
         match self {
-            Self::Same(_) | Self::Common { .. } => noise,
+            Self::Same(_) => noise,
             Self::Text { .. } => {
                 let sampling = Sampling { logit_bias: Vec::new(), ..noise.sampling };
                 Noise { seed: None, sampling, ..noise }
@@ -164,41 +123,24 @@ impl SessionTranslator {
         self.translator.is_some() && token_context.len().saturating_sub(self.token_context.len()) <= FEW
     }
 
-    fn tell(&mut self, token_context: TokenContext, shares: bool) -> Option<BridgedContext> {
+    fn tell(&mut self, token_context: TokenContext) -> Option<BridgedContext> {
         let pair = self.translation.pair()?;
-        if self.translation_mode == TranslationMode::Tli && pair.common().size() == 0 {
-            return None;
-        }
         let translator = self.translator.get_or_insert_with(|| Translator::new(Arc::clone(pair)));
         translator.follow(&token_context);
-        self.token_context = token_context.clone();
-        if self.translation_mode == TranslationMode::Measured {
-            let overlaps = pair.overlap().is_some_and(|overlap| overlap > OVERLAP);
-            self.translation_mode =
-                if shares && overlaps { TranslationMode::Tli } else { TranslationMode::Slem };
-        }
-        let told = TokenContext::new(&[], translator.ids());
-        Some(match self.translation_mode {
-            TranslationMode::Tli => BridgedContext::Common {
-                token_context: told,
-                target_context: token_context,
-                common: Arc::clone(pair.common()),
-            },
-            _ => BridgedContext::Text {
-                token_context: told,
-                anchor: translator.anchor(),
-                ratio: translator.ratio(),
-            },
+        self.token_context = token_context;
+        Some(BridgedContext::Text {
+            token_context: TokenContext::new(&[], translator.ids()),
+            anchor: translator.anchor(),
+            ratio: translator.ratio(),
         })
     }
 }
 
 impl SessionTranslator {
-    /// The first of the drafter's positions that covers output token `from`, and for each position
-    /// from there on the number of target tokens before it.
-    fn positions(&self, from: usize) -> (usize, Vec<usize>) {
+    /// The first of the drafter's positions that covers output token `from`.
+    fn first_position(&self, from: usize) -> usize {
         let position = self.token_context.prompt().len() + from;
-        self.translator.as_ref().map_or((1, Vec::new()), |translator| translator.positions(position))
+        self.translator.as_ref().map_or(1, |translator| translator.first_position(position))
     }
 
     /// The output tokens from `from` on; `None` where the drafter would have written another text.
@@ -215,38 +157,23 @@ impl SessionTranslator {
     }
 }
 
-/// A draft in the target's tokens. A draft translated as text is never sampled: the distributions
-/// of its tokens are not known.
+/// A draft in the target's tokens.
 pub(super) async fn draft(
     drafter_slot: &DrafterSlot,
     told: BridgedContext,
     order: Order,
-) -> Result<Draft, DraftFault> {
+) -> Result<Tree, DraftFault> {
     let Order { gamma, .. } = order;
-    match told {
-        BridgedContext::Same(token_context) => {
-            drafter_slot.order(token_context, None, order).await.map(drawn)
-        }
-        BridgedContext::Common { token_context, target_context, .. } => {
-            drafter_slot.order(token_context, Some(target_context), order).await.map(drawn)
-        }
+    let chain = match told {
+        BridgedContext::Same(token_context) => drafter_slot.order(token_context, order).await?,
         BridgedContext::Text { token_context, anchor, ratio } => {
             // One more than needed on average, since the last one may have to be held back.
             let own = (gamma as f64 * ratio).ceil() as usize + 1;
-            let chosen =
-                drafter_slot.order(token_context, None, Order { gamma: own, draws: None, ..order }).await?;
-            Ok(tree(&translated(&anchor, &chosen.tokens, gamma)).into())
+            let chosen = drafter_slot.order(token_context, Order { gamma: own, ..order }).await?;
+            translated(&anchor, &chosen, gamma)
         }
-    }
-}
-
-/// The draft of these tokens: sampled, if all of them were drawn.
-fn drawn(chosen: Chosen) -> Draft {
-    let Chosen { tokens, drawn } = chosen;
-    if drawn.chain().len() != tokens.len() || tokens.is_empty() {
-        return tree(&tokens).into();
-    }
-    Draft::drawn(drawn, tokens.iter().map(|&(_, margin)| Features { margin, ..Features::default() }))
+    };
+    Ok(tree(&chain))
 }
 
 /// The draft in the target's tokens; each has the smallest margin of the drafter tokens that it
@@ -284,7 +211,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
         let words = Arc::new(Tokenizer::from_file(&folder).unwrap());
         let pair = Arc::new(Pair::new(Arc::clone(&words), words, Ends::default()).unwrap());
-        let (token_context, common) = (TokenContext::new(&[], &[]), Arc::clone(pair.common()));
+        let token_context = TokenContext::new(&[], &[]);
         let anchor = Translator::new(pair).anchor();
         let sampling =
             Sampling { logit_bias: vec![(5, -100.0)], presence_penalty: 0.5, ..Sampling::default() };
@@ -293,8 +220,7 @@ mod tests {
         let told = text.noise(noise.clone());
         assert_eq!((told.seed, told.choice, told.sampling.presence_penalty), (None, 2, 0.5));
         assert!(told.sampling.logit_bias.is_empty());
-        let target_context = token_context.clone();
-        let told = BridgedContext::Common { token_context, target_context, common }.noise(noise);
+        let told = BridgedContext::Same(token_context).noise(noise);
         assert_eq!((told.seed, told.sampling.logit_bias), (Some(1), vec![(5, -100.0)]));
     }
 }

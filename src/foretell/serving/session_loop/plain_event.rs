@@ -340,9 +340,6 @@ impl SessionLoop {
             // what the engine has computed.
             self.session.handle(id, Event::Doubt, now);
         }
-        if let Some(recovery) = &mut self.recovery {
-            recovery.push_text(&chunk.text);
-        }
     }
 
     fn end_if(&mut self, id: ActionId, ended: Option<Result<Finish, Fault>>) {

@@ -20,8 +20,6 @@ pub struct End {
     pub stopped: Option<Stopped>,
     /// The backend's own usage if its stream carried it, else one counted here.
     pub usage: Usage,
-    /// The record's count of output tokens is the engine's own.
-    pub own_count: bool,
     /// The error for the client if the output has no end.
     pub broken: Failure,
 }
@@ -51,8 +49,7 @@ impl End {
     }
 
     /// The usage that the client sees. `prediction`: the client sent its own predicted output.
-    /// `counts_end`: see [`foretell_engines::dialect::Quirks::usage_counts_end`].
-    pub(super) fn usage(&self, told: &Finished, prediction: bool, counts_end: bool) -> Value {
+    pub(super) fn usage(&self, told: &Finished, prediction: bool) -> Value {
         let speculated_usage = SpeculatedUsage {
             path: told.path,
             reason: told.reason.map(Reason::name),
@@ -63,12 +60,10 @@ impl End {
         if let Some(counts) = speculated_usage.counts.as_ref().filter(|_| prediction) {
             usage = usage.with_prediction(counts.accepted, counts.drafted.saturating_sub(counts.accepted));
         }
-        let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
-        let uncounted = u32::from(ended && !counts_end && !self.own_count);
         // An answer that stayed plain has no member that the backend would not have sent.
         let speculated_usage =
             Some(&speculated_usage).filter(|speculated_usage| speculated_usage.path == Path::Speculated);
-        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), speculated_usage)
+        usage.to_value(u64::from(told.output_tokens), speculated_usage)
     }
 }
 

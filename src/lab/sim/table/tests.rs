@@ -80,7 +80,7 @@ fn an_error_has_its_line_and_what_is_allowed() {
         ("signal: {", "signal: no\nnetwork: {", "6: unknown variant `no`, expected one of none"),
         ("rewrite: 0.1", "rewrite: 7", "10: allowed 0..=1, got 7"),
         ("rewrite: 0.1", "rewrite: 0.1, until: 3", "10: "),
-        ("fan_out]", "fanout]", "7: verify: allowed fan_out|tree|score|native"),
+        ("fan_out]", "fanout]", "7: verify: allowed fan_out|tree|score"),
         ("30s: 64", "30: 64", "10: allowed a number, or a map from durations to numbers"),
         ("30s: 64", "30d: 64", "10: allowed a duration"),
         ("0s: 1 }", "0s: -1 }", "10: allowed 0..=100000, got -1"),

@@ -135,7 +135,7 @@ impl World {
         let sequences = method.sequences(draft.len());
         let computed = match method {
             VerifyMethod::FanOut => (0..draft.len()).map(|node| draft.path(node).len()).sum(),
-            VerifyMethod::Tree | VerifyMethod::Score | VerifyMethod::Native => draft.len(),
+            VerifyMethod::Tree | VerifyMethod::Score => draft.len(),
         };
         let followed = request.script.followed(draft, request.done);
         let rows = if method == VerifyMethod::Score { request.context() + draft.len() } else { 0 };
@@ -213,7 +213,7 @@ impl World {
                 continue;
             };
             let event = match asked.what {
-                What::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma).into()),
+                What::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma)),
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
             self.deliver(question.request, request, question.action, [event])?;

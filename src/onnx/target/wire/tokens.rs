@@ -34,12 +34,6 @@ impl VerifyAsk {
     pub(in crate::target) fn output(&self) -> &[TokenId] {
         self.context.split_at(self.context.len().saturating_sub(self.generated)).1
     }
-
-    /// True if the draft is the chain of these tokens.
-    pub(in crate::target) fn is_chain_of(&self, tokens: &[TokenId]) -> bool {
-        let chain = self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1));
-        chain && self.tokens == tokens
-    }
 }
 
 /// Parses the body of `POST /v1/verify`.
