@@ -242,6 +242,7 @@ impl Tree {
 
     /// The tree without the nodes whose tokens are not below `end`, and without those behind them:
     /// an engine may refuse a request with one, or die of it.
+    #[must_use]
     pub fn within(self, end: TokenId) -> Self {
         if self.nodes.iter().all(|node| node.token < end) {
             return self;

@@ -45,7 +45,6 @@ const QUIRKS: Quirks = Quirks {
         methods: &[VerifyMethod::Tree, VerifyMethod::FanOut],
         noise: Noise::Position,
         continues_grammar: true,
-        ..Usual::COMMON
     }),
     shares_noise: true,
     continuous_usage: true,

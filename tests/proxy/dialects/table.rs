@@ -53,16 +53,6 @@ pub struct Row {
     pub verifies: &'static [&'static str],
 }
 
-/// The fields that most rows share.
-const USUAL: Row = Row {
-    name: "",
-    dialect: "",
-    start: |setup| start(move || vllm::Vllm::new(vllm(setup, false))),
-    seeds: Seeds::Kept,
-    pipeline: Pipeline::VLLM,
-    verifies: &[],
-};
-
 /// All engines.
 pub const TABLE: &[Row] = &[
     Row {
@@ -72,7 +62,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::VLLM,
         verifies: &["/v1/completions"],
-        ..USUAL
     },
     // As `vllm serve MODEL` starts it.
     Row {
@@ -85,7 +74,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::VLLM,
         verifies: &["/v1/completions"],
-        ..USUAL
     },
     Row {
         name: "vllm-scale-out",
@@ -94,7 +82,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::VLLM,
         verifies: &["/inference/v1/generate"],
-        ..USUAL
     },
     Row {
         name: "sglang",
@@ -103,7 +90,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Ignored,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
-        ..USUAL
     },
     Row {
         name: "sglang-deterministic",
@@ -112,7 +98,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
-        ..USUAL
     },
     Row {
         name: "llamacpp",
@@ -121,7 +106,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::LLAMA,
         verifies: &["/completion"],
-        ..USUAL
     },
 ];
 

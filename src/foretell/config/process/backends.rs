@@ -390,11 +390,8 @@ fn load(mut section: Section<'_>) -> Load {
 }
 
 /// Entries of `verify.allow`.
-const ALLOWED: &[(&str, VerifyMethod)] = &[
-    named(VerifyMethod::Score),
-    named(VerifyMethod::FanOut),
-    named(VerifyMethod::Tree),
-];
+const ALLOWED: &[(&str, VerifyMethod)] =
+    &[named(VerifyMethod::Score), named(VerifyMethod::FanOut), named(VerifyMethod::Tree)];
 const _: () = assert!(ALLOWED.len() == VerifyMethod::ALL.len(), "every method can be allowed");
 
 const fn named(method: VerifyMethod) -> (&'static str, VerifyMethod) {
