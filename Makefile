@@ -41,7 +41,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-build test-long test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
+.PHONY: help demo serve-demo quick test test-build test-long test-rust test-python test-page pictures test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape bench-traffic manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
 .PHONY: train-heads fuzz lab wheel deb image test-packages test-clients generated
@@ -80,6 +80,10 @@ test-python: $(ORT) $(PYPATH)/.done
 test-page: build ## The status page in a headless Chromium (2 min; needs node; Chromium comes from Debian)
 	@FORETELL_CACHE=$(CACHE) tests/page/fetch.sh
 	@FORETELL_CACHE=$(CACHE) FORETELL=$(abspath $(BIN)) node --test --test-reporter=spec tests/page/page.test.mjs
+
+pictures: build ## Write the pictures of the documentation: the status page and a report of bench (5 min; needs node)
+	@FORETELL_CACHE=$(CACHE) tests/page/fetch.sh
+	@FORETELL_CACHE=$(CACHE) FORETELL=$(abspath $(BIN)) node tests/page/pictures.mjs
 
 test-loaded: $(RUNTIME) $(PYPATH)/.done ## Every Rust test, TIMES over, concurrent with a load on every core
 	@tests/loaded.sh $(TIMES) $(CARGO_FEATURES)

@@ -6,6 +6,7 @@ Snippets run in front of the bundled model: stand-ins replace the reader's own s
 files (`Stand.say`). A command that cannot be run here has to be in NOT_RUN, with the reason.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -124,6 +125,22 @@ class Links(unittest.TestCase):
                 linked.add((page.parent / target).resolve())
         lost = [page.name for page in (ROOT / "docs").glob("*.md") if page.resolve() not in linked]
         self.assertEqual(lost, [])
+
+
+class Pictures(unittest.TestCase):
+    def test_the_pictures_show_the_present_page_and_report(self):
+        listed = json.loads((ROOT / "docs/images/pictures.json").read_text())
+        files = subprocess.run(["git", "ls-files", "-z", "--", *listed["depends_on"]], cwd=ROOT, capture_output=True,
+                               text=True, check=True).stdout.split("\0")
+
+        def digest(name):
+            lines = [line for line in (ROOT / name).read_text().split("\n") if not re.fullmatch(r"\s*(//.*)?", line)]
+            return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+        hashes = {name: digest(name) for name in files if name}
+        known = listed["sha256"]
+        changed = sorted(name for name in hashes.keys() | known.keys() if hashes.get(name) != known.get(name))
+        self.assertEqual(changed, [], "files that docs/images/*.png show have changed: run make pictures")
 
 
 class Names(unittest.TestCase):

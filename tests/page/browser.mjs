@@ -1,9 +1,9 @@
 // A headless Chromium and pages in it that note everything that goes wrong.
 
 import { execFileSync } from "node:child_process";
-import { existsSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { join } from "node:path";
+import { extname, join } from "node:path";
 
 import { PATIENCE, ROOT } from "./proxy.mjs";
 
@@ -37,10 +37,24 @@ export async function launch() {
   return playwright().chromium.launch({ executablePath: path, env, args: ["--no-sandbox", "--disable-gpu"] });
 }
 
-/** A page of a context of its own; `wrong` collects errors of the console, of scripts and of the policy. */
+const PAGE = join(ROOT, "src/foretell/admin/page");
+const TYPES = { ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8" };
+
+/** Serves the page's files from the source tree instead of those that were built into the program. */
+export async function serveFromTree(context) {
+  for (const file of readdirSync(PAGE)) {
+    const path = file === "index.html" ? "/" : `/${file}`;
+    await context.route((url) => url.pathname === path, (route) =>
+      route.fulfill({ body: readFileSync(join(PAGE, file)), contentType: TYPES[extname(file)] }));
+  }
+}
+
+/** A page of a context of its own; `wrong` collects errors of the console, of scripts and of the policy.
+ * FORETELL_PAGE=tree: see `serveFromTree`. */
 export async function open(browser, url, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   context.setDefaultTimeout(PATIENCE);
+  if (process.env.FORETELL_PAGE === "tree") await serveFromTree(context);
   const page = await context.newPage();
   const wrong = [];
   page.on("console", (message) => {

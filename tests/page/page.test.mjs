@@ -64,7 +64,7 @@ describe("what it shows", () => {
     for (const id of SECTIONS) {
       assert.ok((await text(page, `#${id}`)).length > 20, id);
     }
-    assert.match(await text(page, "#summary"), /as fast as those held back/);
+    assert.match(await text(page, "#summary"), /as fast as the control group/);
     assert.match(await text(page, "#groups"), /projected: \d/);
     assert.match(await text(page, "#tiles"), /tokens\/s/);
     assert.match(await text(page, "#problems"), /Replica spare\/0 at http:\S+ is down: .*refused/);

@@ -9,7 +9,7 @@ import { join, resolve } from "node:path";
 import { createInterface } from "node:readline";
 
 export const ROOT = resolve(import.meta.dirname, "../..");
-const FORETELL = process.env.FORETELL ?? join(ROOT, "target/release/foretell");
+export const FORETELL = process.env.FORETELL ?? join(ROOT, "target/release/foretell");
 /** How long a condition may take to come true, milliseconds. */
 export const PATIENCE = 60_000;
 const PATHS = { completions: "/v1/completions", chat: "/v1/chat/completions" };

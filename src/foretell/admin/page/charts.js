@@ -4,7 +4,8 @@ import { clock, element, name, say, shape } from "./dom.js";
 
 const WIDTH = 300;
 const HEIGHT = 64;
-const SPAN = 900;
+/** Possible time spans of a plot, seconds: the shortest that shows every sample. */
+const SPANS = [120, 300, 600, 900];
 
 /** A round number at or above `value`. */
 function ceiling(value) {
@@ -17,7 +18,7 @@ function ceiling(value) {
  * of the axis if that is fixed. */
 export class Plot {
   constructor(title, unit, value, told, most) {
-    Object.assign(this, { title, value, told, most, samples: [], now: 0, at: null });
+    Object.assign(this, { title, value, told, most, samples: [], now: 0, span: SPANS.at(-1), at: null });
     this.area = shape("path", { class: "area" });
     this.line = shape("path", { class: "line" });
     this.mark = shape("line", { class: "mark", y1: 0, y2: HEIGHT, visibility: "hidden" });
@@ -25,7 +26,7 @@ export class Plot {
       this.area, this.line, this.mark);
     this.figure = element("span", { class: "value" }, "–");
     this.top = element("span", { class: "axis" });
-    this.left = element("span", {}, "15 min ago");
+    this.left = element("span", {});
     this.right = element("span", {}, "now");
     this.frame = element("div", { class: "frame", tabindex: "0", role: "img" }, this.svg, this.top);
     const caption = element("figcaption", {}, element("span", {}, `${title} `, element("small", {}, unit)), this.figure);
@@ -40,10 +41,12 @@ export class Plot {
   draw(samples, now) {
     this.samples = samples;
     this.now = now;
+    this.span = SPANS.find((span) => now - (samples[0]?.at ?? now) <= span) ?? SPANS.at(-1);
+    say(this.left, `${this.span / 60} min ago`);
     const values = samples.map(this.value);
     const known = values.filter((value) => value !== null);
     const most = this.most ?? ceiling(Math.max(0, ...known));
-    const x = (sample) => WIDTH * (1 - (now - sample.at) / SPAN);
+    const x = (sample) => WIDTH * (1 - (now - sample.at) / this.span);
     const y = (value) => HEIGHT - 2 - (HEIGHT - 6) * Math.min(1, value / most);
     let line = "";
     let area = "";
@@ -79,7 +82,7 @@ export class Plot {
   }
 
   point(across) {
-    const at = this.now - SPAN * (1 - across);
+    const at = this.now - this.span * (1 - across);
     const nearest = this.samples.reduce((best, sample) =>
       best === null || Math.abs(sample.at - at) < Math.abs(best.at - at) ? sample : best, null);
     this.read(nearest);
@@ -94,7 +97,7 @@ export class Plot {
     say(this.right, sample === null ? "now" : clock(sample.at));
     name(this.mark, "visibility", sample === null ? "hidden" : "visible");
     if (sample !== null) {
-      const across = WIDTH * (1 - (this.now - sample.at) / SPAN);
+      const across = WIDTH * (1 - (this.now - sample.at) / this.span);
       name(this.mark, "x1", across);
       name(this.mark, "x2", across);
     }

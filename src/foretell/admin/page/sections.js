@@ -64,20 +64,20 @@ function summary(status) {
   const of = (entry) => (all.length > 1 ? ` (${entry.policy} at ${entry.backend})` : "");
   const said = dead;
   let word = first;
-  if (status.mode.process.mode === "off") said.push("Switched off: everything is relayed.");
+  if (status.mode.process.mode === "off") said.push("Switched off: everything is passed through.");
   if (status.mode.process.mode === "observe") said.push("It only observes: no request is speculated on.");
   if (best !== undefined) {
     const { low, high } = best.fast;
     if (!out) word = low > 1 ? "Yes." : high < 1 ? "No." : "Inconclusive.";
     const was = status.mode.process.mode === "auto" ? "are" : "were";
-    said.push(`Requests that may be speculated on ${was} ${times(best.fast)} as fast as those held back${of(best)}.`);
+    said.push(`Requests with speculation ${was} ${times(best.fast)} as fast as the control group${of(best)}.`);
   }
   if (would !== undefined && (best === undefined || status.mode.process.mode !== "auto")) {
     said.push(`Projected: ${times(would.would)} as fast as plain decoding, ${BASIS[would.would.basis] ?? would.would.basis}${of(would)}.`);
   }
   if (best === undefined && would === undefined && status.mode.process.mode !== "off" && (all.length > 0 || !out)) {
     const [free, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.speculating, sum[1] + entry.requests.held_back], [0, 0]);
-    said.push(`Too early to say: ${whole(free)} ${free === 1 ? "request" : "requests"} in the group that may be speculated on and ${whole(held)} held back; ten pairs are needed.`);
+    said.push(`Too early to say: ${whole(free)} ${free === 1 ? "request" : "requests"} with speculation and ${whole(held)} in the control group; ten pairs are needed.`);
   }
   return [word, said.join(" ")];
 }
@@ -107,7 +107,7 @@ function tiles(status, span) {
     tile("Output, all requests", sums.completions > 0 ? [figure(sums.tokens / seconds), "tokens/s"] : ["–", ""],
       `${whole(sums.completions)} completions, ${whole(sums.tokens)} tokens`),
     tile("Speculated requests", pace(sums.speculated), token(sums.speculated)),
-    tile("Held-back requests", pace(sums.held_back), token(sums.held_back)),
+    tile("Control group", pace(sums.held_back), token(sums.held_back)),
     tile("Drafted tokens accepted", drafted > 0 ? [((100 * accepted) / drafted).toFixed(1), "%"] : ["–", ""],
       rounds > 0 ? `${figure(drafted / rounds)} per draft, ${whole(rounds)} rounds` : "no round yet"),
   ];
@@ -215,7 +215,7 @@ const PLOTS = [
   new Plot("Output", "tokens/s", (s) => s.tokens / s.seconds, figure),
   new Plot("Completions", "per second", (s) => s.completions / s.seconds, figure),
   new Plot("Accepted", "of drafted", (s) => rate(s.accepted, s.drafted), percent, 1),
-  new Plot("Gamma", "drafted tokens per round", (s) => rate(s.drafted, s.rounds), figure),
+  new Plot("Gamma", "drafted per round", (s) => rate(s.drafted, s.rounds), figure),
   new Plot("Load", "of the busiest engine", (s) => s.load, percent, 1),
   new Plot("Tolerance τ", "at temperature 1", (s) => s.tolerance, figure),
 ];
@@ -290,7 +290,7 @@ export function coverage(report) {
   ], "No request for text has ended yet.");
   const hidden = report.rows.length - COVERED;
   const estimated = report.estimated_tokens > 0 ? ` ${share(report.estimated_tokens, report.tokens)} of the tokens are estimated, of answers that did not report their usage.` : "";
-  say(byId("coverage-note"), `Output tokens since the start, of all requests for text, relayed ones included.${estimated}${hidden > 0 ? ` ${whole(hidden)} smaller rows are in /api/coverage.` : ""}`);
+  say(byId("coverage-note"), `Output tokens since the start, of all requests for text, passed-through ones included.${estimated}${hidden > 0 ? ` ${whole(hidden)} smaller rows are in /api/coverage.` : ""}`);
 }
 
 // ------------------------------------------------------------------------------------------------ drafts

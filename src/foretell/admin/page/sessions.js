@@ -101,7 +101,7 @@ async function choose(number, byButton) {
     if (chosen !== number) return;
     place.replaceChildren(...detail(session));
   } catch (error) {
-    const gone = error.status === 404 ? "Not kept any more: only the last 50 sessions are." : `Not available: ${error.message}.`;
+    const gone = error.status === 404 ? "No longer stored: only the last 50 sessions are." : `Not available: ${error.message}.`;
     place.replaceChildren(heading(number), element("p", { class: "empty" }, gone));
   }
   name(place, "hidden", null);

@@ -9,7 +9,7 @@ let refresh = () => {};
 const MEANS = {
   auto: "Requests are speculated on where it pays.",
   observe: "Requests decode plainly; shadow drafts are scored and not sent.",
-  off: "Everything is relayed.",
+  off: "Everything is passed through.",
 };
 
 export function prepare(after) {
@@ -39,7 +39,7 @@ function submitted(id, act) {
 /** Asks for the token; `why`: the reason, if the last one was wrong. */
 export function askToken(why) {
   const dialog = byId("token");
-  say(byId("token-text"), why ?? "This admin API requires its token (admin.token_file). The token is kept in this tab only.");
+  say(byId("token-text"), why ?? "This admin API requires its token (admin.token_file). The token is stored in this tab only.");
   name(byId("token-ask"), "hidden", null);
   if (!dialog.open) dialog.showModal();
 }
