@@ -5,8 +5,8 @@
 //!   serial.
 //! * **mlx-lm** copies the whole KV cache at every fetch, and takes one text per call: a fan-out
 //!   costs what it saves.
-//! * **Hosted services** bill for every verify request (what can be done for them is in
-//!   [`super::openai`]); how **unknown servers** would answer one is not known.
+//! * **Hosted services** bill for every verify request; how **unknown servers** would answer one is
+//!   not known.
 //! * **TGI** cannot verify *exactly*, for three reasons, each of which suffices. Neither of its
 //!   OpenAI routes returns token ids, so those of the first call are not known, and
 //!   `/generate_stream` (which returns them) is another request than the client's. It takes text
