@@ -3,7 +3,9 @@
 
     .ci/checks.py          run the due ones
     .ci/checks.py --list   say which are due and why
-    .ci/checks.py NAME...  run these; those that pass are recorded in .ci/checked.json: commit it
+    .ci/checks.py NAME...  run these
+
+Those that pass are recorded in .ci/checked.json: commit it.
 
 CHECKS_UNTIL (seconds from now): a due check is not begun after that, and stays due.
 
@@ -117,7 +119,7 @@ def main():
         before = digest(CHECKS[name])
         if not run(name):
             failed.append(name)
-        elif names:
+        else:
             RECORD.write_text(json.dumps(record() | {name: {"files": before, "date": datetime.date.today().isoformat()}},
                                          indent=1, sort_keys=True) + "\n")
     if failed:
