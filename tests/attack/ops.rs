@@ -1092,7 +1092,7 @@ fn learnt_state_is_saved_and_restored_and_a_damaged_file_is_ignored() {
     for _ in 0..2 {
         run("costs and acceptance");
         let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        assert_eq!(written["version"], 2);
+        assert_eq!(written["version"], 3);
     }
     for spoilt in [
         "",

@@ -31,6 +31,7 @@ import sides  # noqa: E402
 
 # (framework, call): reason and parameter for which its requests are relayed
 RELAYED = {
+    ("openai-python", "n"): ("choices", "n"),
     ("openai-python", "responses, a stored one"): ("parameter", "previous_response_id"),
     ("anthropic", "an error"): ("route", None),
 }

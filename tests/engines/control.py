@@ -5,7 +5,7 @@
                [--foretell BIN] [--out DIR] [--json F]
 
 One engine (variant inflated) and one `foretell serve` per setting, started and probed one after the
-other: `auto` and fixed lengths (`4` is gamma.fixed 4), without control groups and plain windows.
+other: `auto` and fixed lengths (`4` is gamma.fixed 4), without control groups.
 Blocks of 5 prompts are sent to the engine itself and to each setting in turn, with the order
 changing from block to block; prompts are read once, untimed, before. Without --settings the fixed
 lengths are 2, 4 and 8, and none where the probe finds that no round pays.

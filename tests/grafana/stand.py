@@ -40,7 +40,6 @@ backends:
   - name: target
     replicas: ["http://127.0.0.1:{first}", "http://127.0.0.1:{second}"]
     models: [{{ id: {model} }}]
-    budget: {{ windows: 2s/4s }}
   - name: hosted
     dialect: openai
     replicas: ["http://127.0.0.1:{hosted}"]

@@ -16,7 +16,7 @@ import dashboards
 import promql
 import stand
 
-# Seconds. The plain windows take longest, about a minute: ten of them have to be compared.
+# Seconds, for data that never come.
 DEADLINE = 180
 # The process drains this many seconds before the deadline, whatever data is missing.
 LAST = 15
