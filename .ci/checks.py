@@ -61,7 +61,7 @@ CHECKS = {
                   ["tests/fuzz/*", "src/engines/openai*", "src/core/session/parse*", "src/foretell/http*"], "make fuzz SECONDS=20"),
     "llama": Check("a real engine: llama-server, built from its package, short form",
                    ["tests/engines/*", "src/engines/dialect/llamacpp*"],
-                   "make engines ENGINES=llama && make test-engines ENGINES=llama SHORT=1"),
+                   "make engines ENGINES=llama && make test-engines ENGINES=llama SHORT=1 BIN=target/release/foretell"),
 }
 
 
