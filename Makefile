@@ -71,8 +71,8 @@ test-build: $(RUNTIME) $(PYPATH)/.done
 test-rust: test-build
 	@tests/run.sh --workspace $(CARGO_FEATURES)
 
-test-long: test-build ## The long forms of tests: enumeration, bent streams over 150 requests (30 min)
-	@FORETELL_LONG=1 tests/run.sh --workspace -E 'test(exactness::) or test(bent::)'
+test-long: test-build ## The long forms: 10,000 cases of greedy texts besides the enumeration, every bent stream in every way
+	@FORETELL_LONG=1 FORETELL_CASES=10000 tests/run.sh --workspace -E 'test(exactness::) or test(bent::)'
 
 test-python: $(ORT) $(PYPATH)/.done
 	PYTHONPATH=$(PYPATH) $(PYTHON) -m unittest discover -s tests/python -t tests/python

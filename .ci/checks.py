@@ -52,7 +52,7 @@ CHECKS = {
                       "src/engines/translation*"], "make test-clients"),
     "deploy": Check("chart, manifests, image, compose, unit, nginx, Envoy",
                     ["deploy/*", "tests/deploy/*", "src/foretell/cli/serve.rs"], "make test-deploy"),
-    "packages": Check("wheel, .deb, OCI image, each installed in an empty place and asked",
+    "packages": Check("wheel, .deb, OCI image, each installed in an empty place and queried",
                       ["deploy/packages/*", "tests/deploy/*", "Cargo.toml", "src/foretell/Cargo.toml"],
                       ".ci/tools packages && make test-packages PROFILE=release"),
     "grafana": Check("dashboards and alerts in a real Prometheus that scrapes a live Foretell",
@@ -102,7 +102,7 @@ def main():
     if unknown:
         sys.exit(f"no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     recorded = record()
-    due = {name: why for name in names or CHECKS if (why := "asked for" if names else cause(name, recorded))}
+    due = {name: why for name in names or CHECKS if (why := "requested" if names else cause(name, recorded))}
     for name in CHECKS:
         if name not in due and not names:
             print(f"{name}: passed on {recorded[name]['date']}, its files are the same")

@@ -65,7 +65,7 @@ lifecycle() {
   run python3 tests/bench/reload.py --foretell "$foretell" --changes 5
 }
 tests() {
-  FORETELL_CASES=10000 rust unit exactness::
+  FORETELL_CASES=10000 rust pure exactness::
   FORETELL_CUTS=850 rust proxy end_to_end::partition
   rust proxy gateway:: fleet:: engine_faults:: reload:: end_to_end::faults
   rust unit config

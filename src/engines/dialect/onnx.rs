@@ -25,8 +25,8 @@ use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
-/// Number of most probable tokens that a lossy accept rule asks for: it needs the first, and
-/// `recycling` learns from all of them.
+/// Number of most probable tokens that a lossy accept rule asks for: the first is the peak, and a
+/// drafted token among the others has its probability there.
 const TOP: usize = 3;
 /// The field that asks for a head's proposal of so many tokens, and the member that has it.
 const PROPOSE: &str = "propose";
