@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 
 use foretell_fakes::{Defaults, Engine, Fake, Pace, Setup, Temper};
-use foretell_fakes::{hosted, llamacpp, mlx, ollama, passthrough, sglang, tgi, vllm};
+use foretell_fakes::{hosted, llamacpp, passthrough, sglang, vllm};
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Kind {
@@ -80,9 +80,6 @@ struct Arguments {
     /// llama-server: `--no-cache-idle-slots`.
     #[arg(long)]
     no_cache_idle_slots: bool,
-    /// Ollama: `OLLAMA_NUM_PARALLEL`.
-    #[arg(long, default_value_t = 1)]
-    num_parallel: usize,
 }
 
 impl Arguments {
@@ -142,29 +139,16 @@ async fn main() {
             options.cache_idle_slots = !arguments.no_cache_idle_slots;
             arguments.serve(llamacpp::Llama::new(options)).await;
         }
-        Kind::Tgi => {
-            let mut options = tgi::Options::default();
-            arguments.fill(&mut options.setup);
-            arguments.serve(tgi::Tgi::new(options)).await;
-        }
         Kind::Trtllm => arguments.passed(passthrough::Kind::Trtllm).await,
         Kind::Triton => arguments.passed(passthrough::Kind::Triton).await,
         Kind::Lmdeploy => arguments.passed(passthrough::Kind::Lmdeploy).await,
+        Kind::Tgi => arguments.passed(passthrough::Kind::Tgi).await,
+        Kind::Ollama => arguments.passed(passthrough::Kind::Ollama).await,
+        Kind::Mlx => arguments.passed(passthrough::Kind::Mlx).await,
         Kind::Hosted => {
             let mut options = hosted::Options::default();
             arguments.fill(&mut options.setup);
             arguments.serve(hosted::Hosted::new(options)).await;
-        }
-        Kind::Ollama => {
-            let mut options =
-                ollama::Options { num_parallel: arguments.num_parallel, ..ollama::Options::default() };
-            arguments.fill(&mut options.setup);
-            arguments.serve(ollama::Ollama::new(options)).await;
-        }
-        Kind::Mlx => {
-            let mut options = mlx::Options::default();
-            arguments.fill(&mut options.setup);
-            arguments.serve(mlx::Mlx::new(options)).await;
         }
     }
 }

@@ -225,14 +225,6 @@ pub fn usage(batch: &Batch, n: usize) -> Value {
     json!({"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output})
 }
 
-/// As [`usage`], with the cached tokens.
-pub fn usage_with_cached(batch: &Batch, n: usize) -> Value {
-    let cached: usize = batch.sequences.iter().step_by(n).map(|sequence| sequence.cached).sum();
-    let mut usage = usage(batch, n);
-    usage["prompt_tokens_details"] = json!({"cached_tokens": cached});
-    usage
-}
-
 pub fn chat_logprobs(house: &House, rows: &[(TokenId, Row)], top: usize) -> Value {
     let entry = |id: TokenId, logprob: f32| {
         let name = house.toy.name(id);

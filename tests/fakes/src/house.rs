@@ -268,11 +268,6 @@ impl House {
         self.dead.store(true, Ordering::SeqCst);
     }
 
-    /// Records a call that the real engine would silently answer wrongly.
-    pub fn corrupt_by(&self, what: &str) {
-        self.fatal.lock().push(what.to_owned());
-    }
-
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::SeqCst)
     }

@@ -1,5 +1,5 @@
-//! TensorRT-LLM, Triton and LMDeploy as far as Foretell sees them, which passes their requests
-//! through: how each names itself, where it reports its load, and OpenAI's two routes.
+//! The engines whose requests Foretell passes through, as far as it sees them: how each names itself,
+//! where it reports its load, and OpenAI's two routes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::fields::{Fields, Wrong};
 use super::frontend::{Ask, Form, answer, chat_prompt, sampling, sequences, unfit};
 use super::house::{Defaults, House, Setup};
 use super::http::{Out, Request, Sent};
-use super::openai::{Exposition, models};
+use super::openai::{Exposition, created, models};
 use super::sample::Pipeline;
 use super::sequence::{Hold, Sequence};
 use super::server::Engine;
@@ -25,26 +25,46 @@ pub enum Kind {
     Triton,
     /// LMDeploy, with `--enable-metrics`.
     Lmdeploy,
+    /// TGI v3.
+    Tgi,
+    Ollama,
+    /// mlx-lm's server, which is built on Python's own.
+    Mlx,
 }
 
 impl Kind {
-    /// The `owned_by` of its models.
-    const fn owner(self) -> &'static str {
-        match self {
+    /// The list of its models.
+    fn models(self, setup: &Setup) -> Value {
+        let owner = match self {
             Self::Trtllm => "tensorrt_llm",
             Self::Triton => "Triton Inference Server",
             Self::Lmdeploy => "lmdeploy",
-        }
+            Self::Tgi => &setup.model,
+            Self::Ollama => "library",
+            Self::Mlx => {
+                let model = json!({"id": setup.model, "object": "model", "created": created()});
+                return json!({"object": "list", "data": [model]});
+            }
+        };
+        models(&setup.model, owner, setup.max_len)
     }
 
     /// The page that names the server or its version.
-    fn about(self) -> Option<(&'static str, Value)> {
+    fn about(self, setup: &Setup) -> Option<(&'static str, Value)> {
         match self {
+            Self::Tgi => Some((
+                "/info",
+                json!({
+                    "model_id": setup.model, "max_total_tokens": setup.max_len, "router": "text-generation-router",
+                    "version": "3.3.7",
+                }),
+            )),
+            Self::Ollama => Some(("/api/version", json!({"version": "0.20.4"}))),
             Self::Trtllm => Some(("/version", json!({"version": "1.3.0"}))),
             Self::Triton => {
                 Some(("/v2", json!({"name": "triton", "version": "2.60.0", "extensions": ["sequence"]})))
             }
-            Self::Lmdeploy => None,
+            Self::Lmdeploy | Self::Mlx => None,
         }
     }
 
@@ -56,7 +76,7 @@ impl Kind {
                 "/prometheus/metrics",
                 ["trtllm_num_requests_running", "trtllm_num_requests_waiting", "trtllm_kv_cache_utilization"],
             )),
-            Self::Triton => None,
+            Self::Triton | Self::Tgi | Self::Ollama | Self::Mlx => None,
             Self::Lmdeploy => Some((
                 "/metrics",
                 [
@@ -92,15 +112,30 @@ impl Passthrough {
         match request.route() {
             ("GET", "/health") => out.empty(200).await,
             ("GET", "/v1/models") => {
-                out.json(200, &models(&setup.model, self.kind.owner(), setup.max_len)).await
+                out.whole(200, &self.fields(), self.kind.models(setup).to_string().as_bytes()).await
             }
             ("POST", "/v1/completions") => self.generate(&request, false, out).await,
             ("POST", "/v1/chat/completions") => self.generate(&request, true, out).await,
-            ("GET", path) => match (self.kind.about(), self.kind.load()) {
+            ("GET", path) => match (self.kind.about(setup), self.kind.load()) {
                 (Some((page, about)), _) if page == path => out.json(200, &about).await,
                 (_, Some((page, names))) if page == path => out.text(200, &self.metrics(names)).await,
-                _ => out.json(404, &json!({"detail": "Not Found"})).await,
+                _ => self.unknown(out).await,
             },
+            _ => self.unknown(out).await,
+        }
+    }
+
+    fn fields(&self) -> Vec<(&'static str, &'static str)> {
+        let mut fields = vec![("content-type", "application/json")];
+        if self.kind == Kind::Mlx {
+            fields.push(("server", "BaseHTTP/0.6 Python/3.12.3"));
+        }
+        fields
+    }
+
+    async fn unknown(&self, out: &mut Out) -> Sent {
+        match self.kind {
+            Kind::Mlx => out.whole(404, &self.fields(), b"Not Found").await,
             _ => out.json(404, &json!({"detail": "Not Found"})).await,
         }
     }

@@ -40,8 +40,6 @@ pub struct Pipeline {
     /// For presence and frequency.
     pub additive: Counts,
     pub repetition: Counts,
-    /// Frequencies are shares of the length instead of counts.
-    pub relative_frequency: bool,
     /// Truncation uses the model's own distribution, and temperature is applied after it.
     pub temperature_last: bool,
     /// Logprobs are reported after all processors, not before.
@@ -53,7 +51,6 @@ impl Pipeline {
     pub const VLLM: Self = Self {
         additive: Counts::Output,
         repetition: Counts::All,
-        relative_frequency: false,
         temperature_last: false,
         processed_logprobs: false,
     };
@@ -67,23 +64,6 @@ impl Pipeline {
         temperature_last: true,
         ..Self::VLLM
     };
-    /// TGI: everything of prompt and output, frequencies as shares of the length.
-    pub const TGI: Self = Self {
-        additive: Counts::All,
-        repetition: Counts::All,
-        relative_frequency: true,
-        processed_logprobs: true,
-        ..Self::VLLM
-    };
-    /// mlx-lm: everything within the last tokens of prompt and output, 20 by default.
-    pub const fn mlx(last: usize) -> Self {
-        Self {
-            additive: Counts::Last(last),
-            repetition: Counts::Last(last),
-            processed_logprobs: true,
-            ..Self::VLLM
-        }
-    }
 }
 
 /// Source of randomness.
@@ -240,10 +220,8 @@ impl Sampling {
             }
         }
         if self.presence != 0.0 || self.frequency != 0.0 {
-            let length = context.len().max(1) as f64;
             for (token, count) in pipeline.additive.of(context, prompt) {
-                let count = if pipeline.relative_frequency { count as f64 / length } else { count as f64 };
-                logits[token as usize] -= (self.frequency * count + self.presence) as f32;
+                logits[token as usize] -= (self.frequency * count as f64 + self.presence) as f32;
             }
         }
     }

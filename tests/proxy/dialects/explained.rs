@@ -11,10 +11,7 @@ use super::table::{Row, Started, TABLE, start};
 use crate::client::{Ask, send};
 use crate::fakes::Setup;
 use crate::fakes::hosted::{self, Hosted};
-use crate::fakes::mlx::{self, Mlx};
-use crate::fakes::ollama::{self, Ollama};
 use crate::fakes::passthrough::{Kind, Passthrough};
-use crate::fakes::tgi::{self, Tgi};
 use crate::fakes::toy;
 use crate::wire::Wire;
 
@@ -91,9 +88,9 @@ type Other = (&'static str, fn() -> Started, &'static str);
 
 const OTHERS: [Other; 5] = [
     ("trtllm", || start(|| Passthrough::new(Kind::Trtllm, Setup::default())), ""),
-    ("tgi", || start(|| Tgi::new(tgi::Options::default())), ""),
-    ("ollama", || start(|| Ollama::new(ollama::Options::default())), "    dialect: ollama\n"),
-    ("mlx", || start(|| Mlx::new(mlx::Options::default())), "    dialect: mlx\n"),
+    ("tgi", || start(|| Passthrough::new(Kind::Tgi, Setup::default())), ""),
+    ("ollama", || start(|| Passthrough::new(Kind::Ollama, Setup::default())), "    dialect: ollama\n"),
+    ("mlx", || start(|| Passthrough::new(Kind::Mlx, Setup::default())), "    dialect: mlx\n"),
     (
         "hosted",
         || start(|| Hosted::new(hosted::Options::default())),

@@ -9,7 +9,8 @@ use futures_util::future::BoxFuture;
 
 use crate::fakes::server::Engine;
 use crate::fakes::vllm::{Options, Vllm};
-use crate::fakes::{Fake, Front, House, tgi};
+use crate::fakes::passthrough::{Kind, Passthrough};
+use crate::fakes::{Fake, Front, House, Setup};
 
 /// Running engines; they end when dropped.
 pub struct Engines {
@@ -88,5 +89,5 @@ pub fn balanced() -> BoxFuture<'static, Engines> {
 
 /// One that cannot verify drafts.
 pub fn planless() -> BoxFuture<'static, Engines> {
-    async { only(Fake::start(tgi::Tgi::new(tgi::Options::default())).await) }.boxed()
+    async { only(Fake::start(Passthrough::new(Kind::Tgi, Setup::default())).await) }.boxed()
 }

@@ -1,14 +1,13 @@
 //! Hosted services and servers that are only relayed: they get the requests of clients and no
 //! others.
 
+use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::house::{Answer, ask, before, front};
 use crate::fakes::hosted::{Hosted, Options, Provider};
-use crate::fakes::mlx::Mlx;
-use crate::fakes::ollama::Ollama;
-use crate::fakes::tgi::Tgi;
-use crate::fakes::{Engine, Fake};
+use crate::fakes::passthrough::{Kind, Passthrough};
+use crate::fakes::{Engine, Fake, Setup};
 
 const CHAT: &str = "/v1/chat/completions";
 const KEY: &str = "authorization: Bearer sk-good\r\n";
@@ -95,18 +94,17 @@ async fn relayed<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
 const QUESTIONS: [&str; 7] =
     ["/v1/models", "/version", "/props", "/server_info", "/info", "/api/version", "/v2"];
 
+#[rstest]
+#[case::tgi(Kind::Tgi, "tgi", &["/v1/models", "/info"])]
+#[case::ollama(Kind::Ollama, "ollama", &["/v1/models", "/api/version"])]
+#[case::mlx(Kind::Mlx, "mlx", &["/v1/models"])]
 #[tokio::test]
-async fn servers_without_a_verification_method_are_relayed_detected_or_configured() {
-    let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
-    relayed(&tgi, "", &QUESTIONS).await;
-    let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
-    relayed(&tgi, "    dialect: tgi\n", &["/v1/models", "/info"]).await;
-    let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
-    relayed(&ollama, "", &QUESTIONS).await;
-    let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
-    relayed(&ollama, "    dialect: ollama\n", &["/v1/models", "/api/version"]).await;
-    let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
-    relayed(&mlx, "", &QUESTIONS).await;
-    let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
-    relayed(&mlx, "    dialect: mlx\n", &["/v1/models"]).await;
+async fn servers_without_a_verification_method_are_relayed_detected_or_configured(
+    #[case] kind: Kind,
+    #[case] name: &str,
+    #[case] allowed: &[&str],
+) {
+    relayed(&Fake::start(Passthrough::new(kind, Setup::default())).await, "", &QUESTIONS).await;
+    let fake = Fake::start(Passthrough::new(kind, Setup::default())).await;
+    relayed(&fake, &format!("    dialect: {name}\n"), allowed).await;
 }

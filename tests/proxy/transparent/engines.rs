@@ -2,7 +2,7 @@
 
 use crate::dialects::table::{Server, Started, TABLE, start};
 use crate::fakes::passthrough::{Kind, Passthrough};
-use crate::fakes::{Setup, hosted, mlx, ollama, sglang, tgi, vllm};
+use crate::fakes::{Setup, hosted, sglang, vllm};
 
 pub struct Engine {
     pub name: &'static str,
@@ -37,6 +37,10 @@ fn row(name: &str, setup: Setup) -> Started {
     (row.start)(setup)
 }
 
+const fn passed_through(name: &'static str, start: fn(Setup) -> Started) -> Engine {
+    Engine { name, start, speculates: false, ..USUAL }
+}
+
 pub const ENGINES: [Engine; 11] = [
     Engine {
         name: "vllm",
@@ -63,47 +67,12 @@ pub const ENGINES: [Engine; 11] = [
         ..USUAL
     },
     Engine { name: "llamacpp", start: |setup| row("llamacpp", setup), ..USUAL },
-    Engine {
-        name: "tgi",
-        start: |setup| start(move || tgi::Tgi::new(tgi::Options { setup, ..tgi::Options::default() })),
-        backend: "    dialect: tgi\n",
-        speculates: false,
-        ..USUAL
-    },
-    Engine {
-        name: "trtllm",
-        start: |setup| start(move || Passthrough::new(Kind::Trtllm, setup)),
-        speculates: false,
-        ..USUAL
-    },
-    Engine {
-        name: "lmdeploy",
-        start: |setup| start(move || Passthrough::new(Kind::Lmdeploy, setup)),
-        speculates: false,
-        ..USUAL
-    },
-    Engine {
-        name: "triton",
-        start: |setup| start(move || Passthrough::new(Kind::Triton, setup)),
-        speculates: false,
-        ..USUAL
-    },
-    Engine {
-        name: "mlx",
-        start: |setup| start(move || mlx::Mlx::new(mlx::Options { setup, ..mlx::Options::default() })),
-        backend: "    dialect: mlx\n",
-        speculates: false,
-        ..USUAL
-    },
-    Engine {
-        name: "ollama",
-        start: |setup| {
-            start(move || ollama::Ollama::new(ollama::Options { setup, ..ollama::Options::default() }))
-        },
-        backend: "    dialect: ollama\n",
-        speculates: false,
-        ..USUAL
-    },
+    passed_through("tgi", |setup| start(move || Passthrough::new(Kind::Tgi, setup))),
+    passed_through("trtllm", |setup| start(move || Passthrough::new(Kind::Trtllm, setup))),
+    passed_through("lmdeploy", |setup| start(move || Passthrough::new(Kind::Lmdeploy, setup))),
+    passed_through("triton", |setup| start(move || Passthrough::new(Kind::Triton, setup))),
+    passed_through("mlx", |setup| start(move || Passthrough::new(Kind::Mlx, setup))),
+    passed_through("ollama", |setup| start(move || Passthrough::new(Kind::Ollama, setup))),
     Engine {
         name: "openai",
         start: |setup| {

@@ -33,8 +33,6 @@ fn goes_on(pipeline: Pipeline, set: fn(&mut Sampling)) -> bool {
 }
 
 #[rstest]
-#[case::tgi(Pipeline::TGI, true, true)]
-#[case::mlx(Pipeline::mlx(20), true, true)]
 #[case::llama(Pipeline::LLAMA, true, true)]
 #[case::vllm(Pipeline::VLLM, false, true)]
 #[case::sglang(Pipeline::SGLANG, false, false)]
@@ -42,20 +40,4 @@ fn a_text_goes_on_as_before(#[case] pipeline: Pipeline, #[case] additive: bool, 
     // Relative frequencies are small; presence shows the same.
     assert_eq!(goes_on(pipeline, |sampling| sampling.presence = 1.8), additive);
     assert_eq!(goes_on(pipeline, |sampling| sampling.repetition = 1.6), repetition);
-}
-
-#[test]
-fn frequencies_are_shares_of_the_length_in_tgi_alone() {
-    let toy = Toy::new(Temper::default());
-    let context = Context::new(&[300, 300, 301, 302]);
-    let raw = toy.row(&context, 4);
-    let drop = |pipeline: Pipeline| {
-        let mut sampling = Sampling::new(pipeline, Noise::Position(1), 1);
-        sampling.frequency = 2.0;
-        let (_, adjusted) = sampling.draw(&raw, &context, 1, toy.eos());
-        raw.0[300] - adjusted.0[300]
-    };
-    assert!((drop(Pipeline::TGI) - 1.0).abs() < 1e-4);
-    assert!((drop(Pipeline::VLLM) - 2.0).abs() < 1e-4);
-    assert!((drop(Pipeline::mlx(3)) - 2.0).abs() < 1e-4);
 }
