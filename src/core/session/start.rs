@@ -143,9 +143,8 @@ pub const VERIFY_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Timeouts {
     /// Timeout of a verify request.
     pub verify: Duration,
-    /// Timeout of a draft of the model drafter; `None` is twice the time of a plain token. The first
-    /// draft of a request, for which the drafter reads the prompt, then has the timeout of a verify
-    /// request.
+    /// Timeout of a draft of the model drafter; `None` is twice the time of a plain token, and the
+    /// timeout of a verify request for the first draft, for which the drafter reads the prompt.
     pub draft: Option<Duration>,
 }
 

@@ -158,7 +158,7 @@ mod tests {
             let low = Known::of(&dist, None, token, None).expect("listed");
             for rule in rules {
                 let least = rule.replacement_probability(&low, 0.5).expect("known");
-                // Every distribution that the bounds allow replacement_probability at least as much.
+                // No distribution within these figures has a smaller probability.
                 for step in 0..=20 {
                     let scale = 1.0 + 0.25 * f64::from(step) / 20.0;
                     let distribution = Known { low: low.low * scale, peak: 0.4 * scale, ..low };
