@@ -91,15 +91,15 @@ pub enum Scope {
 /// The kind of a drafter: its name, and its prior.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Source {
-    /// The longest recent match in the request's own context.
+    /// The longest recent match in the request's context.
     PromptLookup,
     /// The most frequent continuation, in this request and in earlier ones.
     Suffix,
-    /// The client's own prediction.
+    /// The prediction that the client sent.
     Prediction,
     /// Phrases of the operator's, and the skeletons of the prompt's schemas.
     Phrasebook,
-    /// The target's own head.
+    /// The target's head.
     Head,
     /// A local language model.
     Model,
@@ -143,13 +143,13 @@ impl Source {
                 share if share < 0.9 => 2,
                 _ => by_length(features.match_len).clamp(3, 5),
             },
-            // A phrase; a skeleton that several shapes agree on; the only one that is left.
+            // A phrase; a skeleton that several shapes agree on; the only one that remains.
             Self::Phrasebook => match features.share {
                 share if share <= 0.0 => 0,
                 share if share < 1.0 => 1,
                 _ => 2,
             },
-            // By its own probability, which is near the truth.
+            // By its probability, which is near the truth.
             Self::Head => [0.1, 0.3, 0.5, 0.7, 0.9].iter().filter(|&&limit| features.share >= limit).count(),
             Self::Model => match features.margin {
                 margin if margin <= 0.0 => 0,
@@ -188,11 +188,11 @@ fn by_length(match_len: u32) -> usize {
 /// A lookup drafter as a policy names it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LookupSpec {
-    /// The longest recent match in the request's own context.
+    /// The longest recent match in the request's context.
     PromptLookup(Ngram),
     /// The most frequent continuation, in this request and in those of the scope.
     Suffix(Scope),
-    /// The client's own prediction.
+    /// The prediction that the client sent.
     Prediction,
     /// Phrases of the operator's, and the skeletons of the prompt's schemas.
     Phrasebook {
@@ -201,7 +201,7 @@ pub enum LookupSpec {
         /// True if the schemas in the prompt are used.
         schemas: bool,
     },
-    /// The target's own head.
+    /// The target's head.
     Head,
 }
 
@@ -225,12 +225,12 @@ impl LookupSpec {
         }
     }
 
-    /// True if it reads the client's own prediction.
+    /// True if it reads the prediction that the client sent.
     pub const fn reads_prediction(&self) -> bool {
         matches!(self, Self::PromptLookup(_) | Self::Prediction)
     }
 
-    /// True if it reads the schema that binds an output.
+    /// True if it reads the schema that constrains an output.
     pub const fn reads_schema(&self) -> bool {
         matches!(self, Self::Phrasebook { schemas: true, .. })
     }
@@ -261,7 +261,7 @@ impl LookupSpec {
                 let spelling = Arc::clone(shared.spelling.as_ref()?);
                 let drafter = Phrasebook::new(Arc::clone(phrases), *schemas, spelling, id);
                 Box::new(match &shared.schema {
-                    Some(schema) => drafter.bound(schema),
+                    Some(schema) => drafter.constrained(schema),
                     None => drafter,
                 })
             }
@@ -269,20 +269,20 @@ impl LookupSpec {
     }
 }
 
-/// Data that lookups use in addition to their own request, passed to a session when it starts.
+/// Data that lookups use in addition to their request, passed to a session when it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Shared {
     /// Earlier texts of the request's tenant; none without a tenant that is trusted.
     pub of_tenant: View,
     /// Earlier texts of all tenants that share theirs.
     pub of_all: View,
-    /// The client's own prediction, in the target's tokens.
+    /// The prediction that the client sent, in the target's tokens.
     pub prediction: Arc<[TokenId]>,
     /// True if the backend sends proposals of a head.
     pub proposes: bool,
     /// The target's tokens as bytes; `None` where that is not known.
     pub spelling: Option<Arc<dyn Spelling>>,
-    /// The JSON schema that binds the output; `None` without one.
+    /// The JSON schema that constrains the output; `None` without one.
     pub schema: Option<Arc<Value>>,
 }
 

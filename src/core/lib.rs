@@ -1,9 +1,8 @@
 //! The pure heart of Foretell: drafts, sessions, accept rules and control, without any I/O.
 //!
 //! Time ([`units::Tick`]), random numbers and answers are arguments, so a test plays hours in
-//! microseconds and enumerates whole distributions. This crate depends on no runtime, network or
+//! microseconds and enumerates complete distributions. This crate depends on no runtime, network or
 //! model library, as Cargo.toml shows, and reads no clock.
-//!
 //! | module | purpose |
 //! |---|---|
 //! | [`units`] | moments, token ids, random numbers |

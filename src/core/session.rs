@@ -15,7 +15,9 @@ pub mod start;
 
 pub use machine::Session;
 pub use parse::{CallDelta, Difference, MakeParser, Parse, Parsed};
-pub use start::{Ending, GAMMA_MAX, Hold, Limit, Permission, Rules, Start, StopOrder, VERIFY_TIMEOUT};
+pub use start::{
+    Ending, GAMMA_MAX, Limit, Permission, Rules, Start, StopBuffer, StopOrder, Timeouts, VERIFY_TIMEOUT,
+};
 
 use crate::control::costs::Basis;
 use crate::draft::Tree;
@@ -23,7 +25,7 @@ use crate::units::TokenId;
 use crate::words::{Ledger, PlainReason, Proposal, VerifyMethod, VerifyResult};
 
 /// Estimated memory of a session with `tokens` tokens of prompt and output, bytes, without its
-/// lookups, which report their own: the ids, their text, and a verify request in flight.
+/// lookups, which report theirs: the ids, their text, and a verify request in flight.
 fn footprint(tokens: usize) -> u64 {
     const SESSION: u64 = 32 << 10;
     const TOKEN: u64 = 96;
@@ -48,7 +50,7 @@ pub enum Event {
     /// with it.
     Prompt(Vec<TokenId>),
     /// A plain request yielded tokens. `parsed` is what the backend itself emitted with them (it
-    /// may hold text back).
+    /// may withhold text).
     Token {
         /// New output tokens in order; several at once only if the backend itself sent them in one
         /// event.
@@ -66,15 +68,15 @@ pub enum Event {
     Rendered {
         /// The ids of its prompt.
         prompt: Vec<TokenId>,
-        /// A grammar binds its sampling.
-        bound: bool,
+        /// A grammar constrains its sampling.
+        constrained: bool,
     },
     /// A plain request has ended.
     PlainEnded(Finish),
     /// The model drafter's answer to `Draft`.
     Draft(Tree),
-    /// The model drafter's answer to `Shadow`: its own choice at each requested position; `None`
-    /// where that is no token of the target's.
+    /// The model drafter's answer to `Shadow`: its choice at each requested position; `None` where
+    /// that is no token of the target's.
     Shadow(Vec<Option<TokenId>>),
     /// The answer to `Verify`.
     VerifyResult(VerifyResult),
@@ -106,7 +108,7 @@ pub enum Tail {
 pub enum Action {
     /// Stream plainly from the backend.
     Plain(PlainRequest),
-    /// Request a chain of at most `gamma` tokens from the model drafter, after the whole
+    /// Request a chain of at most `gamma` tokens from the model drafter, after the complete
     /// context; fewer where it is uncertain.
     Draft {
         /// Maximum number of tokens.
@@ -115,19 +117,18 @@ pub enum Action {
         /// is.
         min_survival: f64,
     },
-    /// Request the model drafter's own choice at each output position `from..` (teacher-forced).
+    /// Request the model drafter's choice at each output position `from..` (teacher-forced).
     Shadow {
         /// First output index requested.
         from: usize,
     },
-    /// Send a draft to the backend by a verification method, after the whole context.
+    /// Send a draft to the backend by a verification method, after the complete context.
     Verify(Tree, VerifyMethod),
     /// Stop an action in flight; its events are ignored from now on.
     Cancel(ActionId),
     /// Send this to the client.
     Emit(Delta),
-    /// The first plain request yielded this: a client that streams has it from the backend's own
-    /// event.
+    /// The first plain request yielded this: a client that streams has it from the backend's event.
     Passed(Delta),
     /// The session has ended.
     Finish(Summary),
@@ -136,9 +137,9 @@ pub enum Action {
 /// The kind of a plain request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainRequest {
-    /// The client's own request, on its own endpoint.
+    /// The client's request, on the endpoint that it chose.
     First,
-    /// Continues from the whole context, by token ids, for at most this many tokens.
+    /// Continues from the complete context, by token ids, for at most this many tokens.
     Continue {
         /// Maximum output tokens of this plain request.
         max_tokens: u32,
@@ -197,7 +198,7 @@ pub enum Fault {
     Verify,
     /// The round would be larger than its method allows.
     TooLong,
-    /// The backend asked for a pause (429 or 503 with `Retry-After`).
+    /// The backend requested a pause (429 or 503 with `Retry-After`).
     RetryAfter(std::time::Duration),
     /// A plain request broke off.
     Plain,
@@ -239,8 +240,8 @@ pub struct Summary {
     pub balance: Balance,
     /// The token ids in doubt, which prevent speculation; `None` if none are.
     pub doubted: Option<Doubted>,
-    /// The parts that the backend's whole answer was parsed to, alike there and here; `None` if it
-    /// was parsed differently, or is not all of one call, or there is no parser.
+    /// The parts that the backend's complete answer was parsed to, alike there and here; `None` if
+    /// it was parsed differently, or is not all of one call, or there is no parser.
     pub parsed: Option<PartsSeen>,
     /// The first difference between the backend's parts and those here; `None` if there is none.
     pub misparsed: Option<Difference>,
@@ -331,7 +332,7 @@ impl Summary {
 pub trait Decode: Send {
     /// Adds a token and returns the text that became certain: never half a character.
     fn push(&mut self, token: TokenId) -> String;
-    /// The text still held back, with U+FFFD for what never became a character.
+    /// The text still withheld, with U+FFFD for what never became a character.
     fn flush(&mut self) -> String;
     /// A copy that continues independently from here.
     fn fork(&self) -> Box<dyn Decode>;

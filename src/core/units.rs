@@ -1,7 +1,7 @@
 //! Units that every crate uses: a token id, a moment, and seeded random numbers.
 //!
-//! The pure crates read no clock and draw no random numbers of their own. A moment reaches them as
-//! a [`Tick`], so a test can play hours in a microsecond and a replay is the run itself.
+//! The pure crates read no clock and draw no random numbers. A moment reaches them as a [`Tick`],
+//! so a test can play hours in a microsecond and a replay is the run itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,10 +59,10 @@ impl SplitMix64 {
         bits
     }
 
-    /// A number in 0..`bound`; 0 if `bound` is 0.
-    pub const fn below(&mut self, bound: u64) -> u64 {
+    /// A number in 0..`end`; 0 if `end` is 0.
+    pub const fn below(&mut self, end: u64) -> u64 {
         let bits = self.bits();
-        if bound == 0 { 0 } else { bits % bound }
+        if end == 0 { 0 } else { bits % end }
     }
 
     /// A uniform number in [0, 1).

@@ -53,7 +53,7 @@ use crate::serving::run::Run;
 use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, forecast};
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
-use foretell_core::session::{Permission, Rules};
+use foretell_core::session::{Permission, Rules, Timeouts};
 use foretell_core::words::{PlainReason, RelayReason};
 use foretell_engines::openai::{Request, Route, Sampling};
 use foretell_engines::policy::{Admitted, Relay, Ruling, Subjects};
@@ -207,8 +207,7 @@ impl SessionRunner {
             model,
             shares_noise,
             vocabulary: identity.tokenizer.end(),
-            verify_timeout: self.setup.verify_timeout,
-            draft_timeout: self.setup.draft_timeout,
+            timeouts: Timeouts { verify: self.setup.verify_timeout, draft: self.setup.draft_timeout },
             shared: draft::Shared { spelling: Some(spelling), schema, ..remembering.shared() },
             ..ruling.rules.clone()
         };

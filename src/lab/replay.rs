@@ -7,7 +7,7 @@
 //!
 //! A stream is a line `{"prompt": [ids], "output": [ids], "choices": [ids]}`; `choices[i]` is the
 //! token that a model drafter would have chosen at the position of `output[i]` (recorded by
-//! tests/control/record.py), and may be left out.
+//! tests/control/record.py), and may be omitted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct Stream {
     pub prompt: Vec<TokenId>,
     /// Ids of the output.
     pub output: Vec<TokenId>,
-    /// A model drafter's own choice at the position of each of them; empty if there was none.
+    /// A model drafter's choice at the position of each of them; empty if there was none.
     #[serde(default)]
     pub choices: Vec<TokenId>,
 }
@@ -198,7 +198,7 @@ pub fn play(
     score.row(contestant.name(), workload, streams.len(), game.verify, library.bytes_per_token())
 }
 
-/// The tokens before a stream's own prompt that make its context long enough.
+/// The tokens before a stream's prompt that make its context long enough.
 fn longer(streams: &[Stream], at: usize, wanted: usize) -> Vec<TokenId> {
     let mut missing = wanted.saturating_sub(streams.get(at).map_or(0, |stream| stream.prompt.len()));
     let mut context = Vec::new();
@@ -254,7 +254,7 @@ impl Library {
 
     fn bytes_per_token(&self) -> Option<f64> {
         let memory = self.memory.as_ref()?;
-        let tokens: usize = memory.holdings().map(|(_, held)| held.tokens).sum();
+        let tokens: usize = memory.holdings().map(|(_, sizes)| sizes.tokens).sum();
         Some(memory.bytes() as f64 / tokens.max(1) as f64)
     }
 }
@@ -389,10 +389,10 @@ impl Score {
     fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.spent.clone();
         sorted.sort_unstable();
-        let mut left = (self.tokens as f64 * share).ceil();
+        let mut remaining = (self.tokens as f64 * share).ceil();
         let reached = sorted.iter().find(|(_, tokens)| {
-            left -= *tokens as f64;
-            left <= 0.0
+            remaining -= *tokens as f64;
+            remaining <= 0.0
         });
         reached.map_or(0.0, |&(each, _)| each as f64)
     }
@@ -507,7 +507,7 @@ mod tests {
         assert_eq!(longer(&all, 0, 500).len(), 498);
         assert_eq!(longer(&all, 0, 2).len(), 0);
         let filled = Library::new(true, Game { earlier: &all[..1], ..GAME });
-        let held: usize = filled.memory.unwrap().holdings().map(|(_, held)| held.tokens).sum();
-        assert_eq!(held, 42);
+        let sizes: usize = filled.memory.unwrap().holdings().map(|(_, sizes)| sizes.tokens).sum();
+        assert_eq!(sizes, 42);
     }
 }

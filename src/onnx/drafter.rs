@@ -1,8 +1,8 @@
 //! The model drafter as a service: many sessions draft from one small model, stepped in one batch.
 //!
-//! The model runs on a thread of its own, so a hang or a crash costs drafts and never a request: a
+//! The model runs on a separate thread, so a hang or a crash costs drafts and never a request: a
 //! session that no longer waits drops the future and decodes plainly. A session takes a
-//! [`DrafterSlot`]; its draft is kept in the cache, so that the next draft feeds only the tokens
+//! [`DrafterSlot`]; its draft stays in the cache, so that the next draft feeds only the tokens
 //! after the common prefix. A request whose future was dropped is abandoned before the next run of
 //! the model, and the tokens that the model has read for it stay in the cache.
 
@@ -83,7 +83,7 @@ const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
 pub struct DrafterService {
     commands: CommandQueue,
     config: ModelConfig,
-    /// One more than the largest id that it drafts in its own vocabulary.
+    /// One more than the largest id of its vocabulary that it drafts.
     end: TokenId,
 }
 
@@ -95,7 +95,7 @@ pub struct DrafterSlot {
 }
 
 impl DrafterService {
-    /// Loads a model folder, our own export or another tool's, and starts its thread.
+    /// Loads a model folder, an export of Foretell or of another tool, and starts its thread.
     ///
     /// # Errors
     /// See [`open`].
@@ -192,19 +192,19 @@ impl DrafterSlot {
 
     /// As [`Self::draft`], with the order's settings.
     pub async fn order(&self, token_context: TokenContext, order: Order) -> Result<Vec<Drafted>, DraftFault> {
-        self.ask(token_context, Task::Draft(order)).await
+        self.request(token_context, Task::Draft(order)).await
     }
 
-    /// The drafter's own choice at every position from output token `from` of `token_context` to
-    /// the one after its end, each given the tokens before it. One pass; there must be a token
-    /// before `from`.
+    /// The drafter's choice at every position from output token `from` of `token_context` to the
+    /// one after its end, each given the tokens before it. One pass; there must be a token before
+    /// `from`.
     pub async fn shadow(&self, token_context: TokenContext, from: usize) -> Result<Vec<TokenId>, DraftFault> {
         let from = token_context.prompt().len() + from;
-        let chosen = self.ask(token_context, Task::Shadow { from }).await?;
+        let chosen = self.request(token_context, Task::Shadow { from }).await?;
         Ok(chosen.into_iter().map(|(token, _)| token).collect())
     }
 
-    async fn ask(&self, token_context: TokenContext, want: Task) -> Result<Vec<Drafted>, DraftFault> {
+    async fn request(&self, token_context: TokenContext, want: Task) -> Result<Vec<Drafted>, DraftFault> {
         let (reply, answer) = oneshot::channel();
         let work = Work { slot: self.number, token_context, want, reply, _waits: self.commands.waits() };
         self.commands.send(Command::Work(work))?;

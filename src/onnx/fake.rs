@@ -20,7 +20,7 @@ pub struct Controls {
     tokens: Arc<AtomicUsize>,
     failing: Arc<AtomicBool>,
     panicking: Arc<AtomicBool>,
-    held: Arc<(Mutex<bool>, Condvar)>,
+    paused: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Controls {
@@ -30,9 +30,9 @@ impl Controls {
     }
 
     /// From now on every run waits, after it has been counted, until this is set to false.
-    pub fn hold(&self, hold: bool) {
-        *self.held.0.lock() = hold;
-        self.held.1.notify_all();
+    pub fn pause(&self, pause: bool) {
+        *self.paused.0.lock() = pause;
+        self.paused.1.notify_all();
     }
 
     /// Tokens fed so far.
@@ -160,13 +160,13 @@ impl Forward for Fake {
 
     fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError> {
         let rows = self.rows_mut(lane)?;
-        let mut kept = Vec::new();
+        let mut branch = Vec::new();
         for (index, &node) in path.iter().enumerate() {
             let row = rows.get(base + node).ok_or_else(|| ModelError::Invalid(format!("no row {node}")))?;
-            kept.push(Row { token: row.token, parent: (base + index).checked_sub(1) });
+            branch.push(Row { token: row.token, parent: (base + index).checked_sub(1) });
         }
         rows.truncate(base);
-        rows.extend(kept);
+        rows.extend(branch);
         Ok(())
     }
 
@@ -178,10 +178,10 @@ impl Forward for Fake {
 
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
         self.controls.runs.fetch_add(1, Ordering::SeqCst);
-        self.controls.held.1.wait_while(&mut self.controls.held.0.lock(), |held| *held);
-        assert!(!self.controls.panicking.load(Ordering::SeqCst), "the fake model was told to crash");
+        self.controls.paused.1.wait_while(&mut self.controls.paused.0.lock(), |paused| *paused);
+        assert!(!self.controls.panicking.load(Ordering::SeqCst), "the fake model crashes on request");
         if self.controls.failing.load(Ordering::SeqCst) {
-            return Err(ModelError::Runtime("the fake model was told to fail".to_owned()));
+            return Err(ModelError::Runtime("the fake model fails on request".to_owned()));
         }
         let mut logits = Logits::new(self.config.vocabulary);
         for feed in feeds {

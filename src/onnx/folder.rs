@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Paths of a graph in its folder, in search order: our own exports, optimum and the builder of
+/// Paths of a graph in its folder, in search order: Foretell's exports, optimum and the builder of
 /// onnxruntime-genai, then onnx-community, then optimum before it exported every decoder as one
 /// graph.
 const GRAPHS: [&str; 4] =

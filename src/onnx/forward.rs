@@ -26,8 +26,8 @@ pub struct Feed<'a> {
     pub lane: Lane,
     /// Token ids that are appended to the sequence.
     pub tokens: &'a [TokenId],
-    /// Index of each token's parent among `tokens`, `None` for the last token that the lane already
-    /// holds. Without it the tokens are a chain. A parent precedes its children.
+    /// Index of each token's parent among `tokens`, `None` for the last token that is in the lane
+    /// already. Without it the tokens are a chain. A parent precedes its children.
     pub parents: Option<&'a [Option<usize>]>,
     /// Which logits are wanted.
     pub rows: Rows,
@@ -125,8 +125,8 @@ impl Logits {
         self
     }
 
-    /// Writes the hidden states of whole rows of a feed from row `row` on. Rows that do not fit are
-    /// dropped.
+    /// Writes the hidden states of complete rows of a feed from row `row` on. Rows that do not fit
+    /// are dropped.
     pub fn write_taps(&mut self, feed: usize, row: usize, states: &[f32]) {
         let Some(&start) = self.starts.get(feed) else { return };
         let from = (start + row) * self.tap_width;
@@ -146,7 +146,7 @@ impl Logits {
         (index < *self.starts.get(feed + 1)?).then_some(index)
     }
 
-    /// Writes whole rows of a feed from row `row` on. Rows that do not fit are dropped.
+    /// Writes complete rows of a feed from row `row` on. Rows that do not fit are dropped.
     pub fn write(&mut self, feed: usize, row: usize, values: &[f32]) {
         let Some(&start) = self.starts.get(feed) else { return };
         let from = (start + row) * self.vocabulary;
@@ -175,12 +175,12 @@ impl Logits {
 /// Reason that a model could not do a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// More tokens than a lane holds.
+    /// More tokens than fit into a lane.
     #[error("{wanted} tokens do not fit into a context of {context}")]
     Full {
-        /// Tokens that the lane would hold.
+        /// Tokens that would be in the lane.
         wanted: usize,
-        /// Tokens that it can hold.
+        /// Maximum tokens of a lane.
         context: usize,
     },
     /// A lane, token or parent that does not exist.
@@ -228,17 +228,17 @@ pub trait Forward: Send {
     fn len(&self, lane: Lane) -> usize;
     /// Drops all but the first `len` tokens of a lane.
     fn rewind(&mut self, lane: Lane, len: usize);
-    /// Keeps `base` tokens and then the rows `base + path[0]`, `base + path[1]`, …: one branch of a
-    /// tree. Only a target needs it.
+    /// Reduces a lane to `base` tokens and then the rows `base + path[0]`, `base + path[1]`, …: one
+    /// branch of a tree. Only a target needs it.
     fn commit(&mut self, _lane: Lane, _base: usize, _path: &[usize]) -> Result<(), ModelError> {
-        Err(ModelError::Invalid("this model keeps no branches".to_owned()))
+        Err(ModelError::Invalid("this model commits no branches".to_owned()))
     }
     /// Makes `to` a copy of the first `len` tokens of `from`. Only a target needs it.
     fn fork(&mut self, _from: Lane, _to: Lane, _len: usize) -> Result<(), ModelError> {
         Err(ModelError::Invalid("this model copies no lanes".to_owned()))
     }
     /// Called where the runs of a scheduler's turn begin. Returns the number of tokens that they
-    /// may have together if they are one step; `None` if each is a step of its own.
+    /// may have together if they are one step; `None` if each is a separate step.
     fn begin_turn(&mut self) -> Option<usize> {
         None
     }

@@ -1,9 +1,9 @@
-//! Grammars that bind an output: which tokens may follow. The engine is llguidance, which also
-//! vLLM and SGLang can be started with.
+//! Grammars that constrain an output: the tokens that may follow. The engine is llguidance, which
+//! vLLM and SGLang can be started with, too.
 //!
-//! A grammar is bound to the output of a request, and goes on from the output that an earlier
+//! A grammar applies to the output of a request, and goes on from the output that an earlier
 //! request of the same text brought (`generated`): so a draft is verified under the grammar of its
-//! place, and a client needs no masks of its own.
+//! position, and a client needs no masks.
 //!
 //! A client writes the grammar, so it is never worked on by a thread that others wait for, and its
 //! size, time, memory and stack are limited (`grammar/limits.rs`).
@@ -27,32 +27,32 @@ use foretell_engines::text::Tokenizer;
 
 use limits::Turns;
 pub use limits::{Stop, TOO_LARGE, apart};
-pub use walker::Bound;
+pub use walker::Constraint;
 
-/// Number of places that are kept for the next request of the same text.
-const KEPT: usize = 32;
-/// Maximum size of the lexers of the kept places, bytes: about eight at the limit of their states,
-/// and all places of usual grammars, which have less than a megabyte each.
-const KEPT_SIZE: usize = 128 << 20;
+/// Number of positions that are stored for the next request of the same text.
+const STORED_POSITIONS: usize = 32;
+/// Maximum size of the lexers of the stored positions, bytes: about eight at the limit of their
+/// states, and all positions of usual grammars, which have less than a megabyte each.
+const STORED_BYTES: usize = 128 << 20;
 
 /// Whitespace between the tokens of JSON: a space, or a new line with its indentation. Without a
-/// bound a small model writes it for ever.
+/// limit a small model writes it for ever.
 const WHITESPACE: &str = " |\\n {0,32}";
 
-/// Text that is a token of its own in some vocabularies, and part of the output in all.
+/// Text that is a single token in some vocabularies, and part of the output in all.
 const MARKERS: [&[u8]; 2] = [b"<tool_call>", b"</tool_call>"];
 
-/// The grammars of one vocabulary, and places in the texts of recent requests.
+/// The grammars of one vocabulary, and positions in the texts of recent requests.
 pub struct Grammars {
     factory: Arc<ParserFactory>,
     turns: Arc<Turns>,
     /// The last used first.
-    kept: Mutex<Vec<Kept>>,
+    stored: Mutex<Vec<StoredPosition>>,
 }
 
-struct Kept {
+struct StoredPosition {
     grammar: Arc<str>,
-    place: Place,
+    position: GrammarPosition,
 }
 
 impl Grammars {
@@ -77,71 +77,73 @@ impl Grammars {
         let mut factory = factory.map_err(|error| error.to_string())?;
         factory.quiet();
         limits::set(factory.limits_mut());
-        Ok(Self { factory: Arc::new(factory), turns: Arc::default(), kept: Mutex::default() })
+        Ok(Self { factory: Arc::new(factory), turns: Arc::default(), stored: Mutex::default() })
     }
 
-    /// The place after `output`, which is lost where the grammar does not allow that. Takes
+    /// The position after `output`, which is lost where the grammar does not allow that. Takes
     /// milliseconds for a usual grammar that is new here, seconds for a hostile one: see [`apart`].
-    /// `keep`: later requests go on from there.
+    /// `store`: later requests go on from there.
     ///
     /// # Errors
     /// The grammar cannot be used; the reason in words.
-    pub fn place(
+    pub fn position_after(
         &self,
         grammar: &Grammar,
         output: &[TokenId],
-        keep: bool,
+        store: bool,
         stop: &Stop,
-    ) -> Result<Place, String> {
+    ) -> Result<GrammarPosition, String> {
         // As text: the order of members counts.
         let key: Arc<str> = grammar.to_json().to_string().into();
         limits::check(&key, grammar)?;
         let nearest = self.nearest(&key, output);
-        let is_kept = nearest.as_ref().is_some_and(|place| place.output.len() == output.len());
-        let mut place = nearest.map_or_else(|| self.start(grammar, stop), Ok)?;
-        let from = place.output.len();
+        let is_stored = nearest.as_ref().is_some_and(|position| position.output.len() == output.len());
+        let mut position = nearest.map_or_else(|| self.start(grammar, stop), Ok)?;
+        let from = position.output.len();
         for &token in output.get(from..).unwrap_or_default() {
-            place.push(token, stop);
+            position.push(token, stop);
         }
         if stop.is_set() {
             return Err(TOO_LARGE.to_owned());
         }
-        if keep && !is_kept && !place.is_lost() {
-            let mut kept = self.kept.lock();
-            kept.insert(0, Kept { grammar: key, place: place.clone() });
-            kept.truncate(KEPT);
-            shrink(&mut kept, KEPT_SIZE);
+        if store && !is_stored && !position.is_lost() {
+            let mut stored = self.stored.lock();
+            stored.insert(0, StoredPosition { grammar: key, position: position.clone() });
+            stored.truncate(STORED_POSITIONS);
+            shrink(&mut stored, STORED_BYTES);
         }
-        Ok(place)
+        Ok(position)
     }
 
     /// The beginning of the texts of a grammar.
-    fn start(&self, grammar: &Grammar, stop: &Stop) -> Result<Place, String> {
+    fn start(&self, grammar: &Grammar, stop: &Stop) -> Result<GrammarPosition, String> {
         let (factory, turns) = (Arc::clone(&self.factory), Arc::clone(&self.turns));
         let source = Source { grammar: grammar.clone(), factory, turns };
-        let state = State::Within(source.start(stop)?);
-        Ok(Place { source: Arc::new(source), output: Vec::new(), state })
+        let state = GrammarState::Within(source.start(stop)?);
+        Ok(GrammarPosition { source: Arc::new(source), output: Vec::new(), state })
     }
 
-    /// The kept place with the longest beginning of `output`.
-    fn nearest(&self, grammar: &str, output: &[TokenId]) -> Option<Place> {
-        let mut kept = self.kept.lock();
-        let fits = |kept: &Kept| &*kept.grammar == grammar && output.starts_with(&kept.place.output);
-        let all = kept.iter().enumerate().filter(|(_, kept)| fits(kept));
-        let (at, _) = all.max_by_key(|(_, kept)| kept.place.output.len())?;
-        let found = kept.remove(at);
-        let place = found.place.clone();
-        kept.insert(0, found);
-        Some(place)
+    /// The stored position with the longest beginning of `output`.
+    fn nearest(&self, grammar: &str, output: &[TokenId]) -> Option<GrammarPosition> {
+        let mut stored = self.stored.lock();
+        let fits = |stored: &StoredPosition| {
+            &*stored.grammar == grammar && output.starts_with(&stored.position.output)
+        };
+        let all = stored.iter().enumerate().filter(|(_, stored)| fits(stored));
+        let (at, _) = all.max_by_key(|(_, stored)| stored.position.output.len())?;
+        let found = stored.remove(at);
+        let position = found.position.clone();
+        stored.insert(0, found);
+        Some(position)
     }
 }
 
-/// Leaves the places that were used last and whose lexers are not larger than `most` together, in
-/// bytes.
-fn shrink(kept: &mut Vec<Kept>, most: usize) {
+/// Reduces `stored` to the positions that were used last and whose lexers are not larger than
+/// `most` together, in bytes.
+fn shrink(stored: &mut Vec<StoredPosition>, most: usize) {
     let (mut size, mut counted) = (0_usize, Vec::new());
-    let fitting = kept.iter().take_while(|kept| {
-        let State::Within(walk) = &kept.place.state else { return true };
+    let fitting = stored.iter().take_while(|stored| {
+        let GrammarState::Within(walk) = &stored.position.state else { return true };
         if !counted.iter().any(|lexer| Arc::ptr_eq(lexer, &walk.lexer)) {
             size = size.saturating_add(size_of_lexer(&walk.lexer));
             counted.push(Arc::clone(&walk.lexer));
@@ -149,13 +151,13 @@ fn shrink(kept: &mut Vec<Kept>, most: usize) {
         size <= most
     });
     let fitting = fitting.count();
-    kept.truncate(fitting);
+    stored.truncate(fitting);
 }
 
 /// Size of a lexer, bytes; one that has failed is too large.
 fn size_of_lexer(lexer: &Parser) -> usize {
-    let told = llguidance::panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(lexer.lexer_stats().num_bytes)));
-    told.unwrap_or(usize::MAX)
+    let size = llguidance::panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(lexer.lexer_stats().num_bytes)));
+    size.unwrap_or(usize::MAX)
 }
 
 /// True if a lexer has met its limits.
@@ -205,10 +207,10 @@ fn in_words(error: &str) -> String {
 }
 
 #[derive(Clone)]
-pub struct Place {
+pub struct GrammarPosition {
     source: Arc<Source>,
     output: Vec<TokenId>,
-    state: State,
+    state: GrammarState,
 }
 
 struct Source {
@@ -225,18 +227,18 @@ struct Walk {
 }
 
 #[derive(Clone)]
-enum State {
+enum GrammarState {
     /// Within the text, or at its end.
     Within(Box<Walk>),
-    /// Behind the token that ended the output: nothing is bound any more.
+    /// Behind the token that ended the output: nothing is constrained any more.
     Ended,
     /// Behind a token that the grammar does not allow.
     Lost,
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for GrammarPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place").field("output", &self.output).finish_non_exhaustive()
+        f.debug_struct("GrammarPosition").field("output", &self.output).finish_non_exhaustive()
     }
 }
 
@@ -257,15 +259,15 @@ impl Source {
         }
     }
 
-    /// Begins anew. All places of a grammar share one lexer, whose states have a limit; a new one
-    /// has them all.
+    /// Begins anew. All positions of a grammar share one lexer, whose states have a limit; a new
+    /// one has them all.
     fn anew(&self, output: &[TokenId], stop: &Stop) -> Option<Box<Walk>> {
         let mut walk = self.start(stop).ok()?;
         walk.matcher.consume_tokens(output).ok().map(|()| walk)
     }
 }
 
-/// The tokens that may follow at a place.
+/// The tokens that may follow at a position.
 #[derive(Clone, Debug)]
 pub enum Next {
     /// Any token: the output has ended.
@@ -275,37 +277,40 @@ pub enum Next {
     Nothing,
 }
 
-impl Place {
+impl GrammarPosition {
     pub fn push(&mut self, token: TokenId, stop: &Stop) {
         self.output.push(token);
-        let State::Within(walk) = &mut self.state else { return };
+        let GrammarState::Within(walk) = &mut self.state else { return };
         let matcher = &mut walk.matcher;
         stop.reaches(matcher);
         // A text that cannot be continued is followed by a token that ends the output.
         if is_complete(matcher) {
-            self.state = State::Ended;
+            self.state = GrammarState::Ended;
             return;
         }
         match matcher.try_consume_tokens(&[token]) {
             Ok(1) => {}
-            // A lexer that has no states left refuses every token.
-            Ok(_) if !has_failed(&walk.lexer) => self.state = State::Lost,
-            _ if stop.is_set() => self.state = State::Lost,
-            _ => self.state = self.source.anew(&self.output, stop).map_or(State::Lost, State::Within),
+            // A lexer that has used up its states refuses every token.
+            Ok(_) if !has_failed(&walk.lexer) => self.state = GrammarState::Lost,
+            _ if stop.is_set() => self.state = GrammarState::Lost,
+            _ => {
+                self.state =
+                    self.source.anew(&self.output, stop).map_or(GrammarState::Lost, GrammarState::Within)
+            }
         }
-        if let State::Within(walk) = &self.state
+        if let GrammarState::Within(walk) = &self.state
             && walk.matcher.stop_reason() == StopReason::EndOfSentence
         {
-            self.state = State::Ended;
+            self.state = GrammarState::Ended;
         }
     }
 
     /// True behind a token that the grammar does not allow.
     pub fn is_lost(&self) -> bool {
-        matches!(self.state, State::Lost)
+        matches!(self.state, GrammarState::Lost)
     }
 
-    /// Goes on by a token that may follow here, and tells what may follow then.
+    /// Goes on by a token that may follow here, and returns the tokens that may follow then.
     ///
     /// # Errors
     /// The grammar needs more than its limits allow.
@@ -320,11 +325,12 @@ impl Place {
     /// The grammar needs more than its limits allow.
     pub fn next(&mut self, stop: &Stop) -> Result<Next, String> {
         for is_new in [false, true] {
-            let State::Within(walk) = &mut self.state else { break };
+            let GrammarState::Within(walk) = &mut self.state else { break };
             if is_new {
-                let Some(anew) = self.source.anew(&self.output, stop).filter(|_| !stop.is_set()) else {
+                let Some(anew) = self.source.anew(&self.output, stop) else { break };
+                if stop.is_set() {
                     break;
-                };
+                }
                 *walk = anew;
             }
             let matcher = &mut walk.matcher;
@@ -340,24 +346,24 @@ impl Place {
             }
         }
         match self.state {
-            State::Ended => Ok(Next::Any),
-            State::Lost => Ok(Next::Nothing),
-            State::Within(_) => Err(TOO_LARGE.to_owned()),
+            GrammarState::Ended => Ok(Next::Any),
+            GrammarState::Lost => Ok(Next::Nothing),
+            GrammarState::Within(_) => Err(TOO_LARGE.to_owned()),
         }
     }
 }
 
-/// The tokens that may follow at a place, and behind each node of a draft there; parents come
+/// The tokens that may follow at a position, and behind each node of a draft there; parents come
 /// before their children. None may follow a node that the grammar does not allow.
 pub fn behind(
-    place: Place,
+    position: GrammarPosition,
     tokens: &[TokenId],
     parents: &[Option<usize>],
     stop: &Stop,
 ) -> Vec<Result<Next, String>> {
-    let mut place = place;
-    let mut nexts = vec![if place.is_lost() { Ok(Next::Nothing) } else { place.next(stop) }];
-    let mut places = vec![Some(place)];
+    let mut position = position;
+    let mut nexts = vec![if position.is_lost() { Ok(Next::Nothing) } else { position.next(stop) }];
+    let mut positions = vec![Some(position)];
     for (node, (&token, parent)) in tokens.iter().zip(parents).enumerate() {
         let before = parent.map_or(0, |parent| parent + 1);
         let may_follow = match nexts.get(before) {
@@ -367,10 +373,11 @@ pub fn behind(
         };
         // A copy costs something; the last child needs none.
         let is_last = !parents.iter().skip(node + 1).any(|other| other == parent);
-        let place = places.get_mut(before).filter(|_| may_follow);
-        let mut place = place.and_then(|place| if is_last { place.take() } else { place.clone() });
-        nexts.push(place.as_mut().map_or(Ok(Next::Nothing), |place| place.follow(token, stop)));
-        places.push(place);
+        let position = if may_follow { positions.get_mut(before) } else { None };
+        let mut position =
+            position.and_then(|position| if is_last { position.take() } else { position.clone() });
+        nexts.push(position.as_mut().map_or(Ok(Next::Nothing), |position| position.follow(token, stop)));
+        positions.push(position);
     }
     nexts
 }

@@ -1,10 +1,10 @@
 //! Assigns sequences to slots of the cache: to which tensor set, to which slot, and when they move.
 //!
-//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set,
+//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a complete set,
 //! all lanes with as many tokens as the longest feed has: its cost grows with lanes, rows and
-//! tokens, and `TensorScatter` in place needs the whole tensor. So sequences of similar length that
-//! run together and grow by as many tokens belong in one set, and a sequence that runs alone, or
-//! with a draft while others take plain steps, belongs alone. Moving costs a copy: a set is
+//! tokens, and `TensorScatter` in place needs the complete tensor. So sequences of similar length
+//! that run together and grow by as many tokens belong in one set, and a sequence that runs alone,
+//! or with a draft while others take plain steps, belongs alone. Moving costs a copy: a set is
 //! assembled only once its missed savings exceed the cost of the move (the ski-rental rule: at most
 //! twice the cost of the best schedule made with hindsight).
 //!
@@ -20,8 +20,8 @@ const SHORTEST: usize = 256;
 /// A feed longer than this is prefill: it runs alone, since every other lane of its set would be
 /// padded to its length.
 const HEAVY: usize = 32;
-/// Number of empty sets kept for following sequences.
-const KEPT_EMPTY: usize = 4;
+/// Number of empty sets that are retained for following sequences.
+const EMPTY_SETS_MAX: usize = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotAddress {
@@ -39,7 +39,7 @@ pub struct SetShape {
 
 /// A step that the owner of the tensors has to take, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum LayoutStep {
     Create(usize, SetShape),
     /// Free the tensors of a set.
     Drop(usize),
@@ -81,7 +81,7 @@ pub struct Layout {
     token: f64,
     /// Missed savings by the shape that would have been better, in runs as of [`Layout::cost`].
     regret: Vec<(SetShape, f64)>,
-    steps: Vec<Step>,
+    steps: Vec<LayoutStep>,
 }
 
 /// Cost of a token of one lane on a CPU, in the unit of [`Layout::cost`].
@@ -187,17 +187,17 @@ impl Layout {
     }
 
     /// Moves the steps to be taken before the next run to the end of `into`.
-    pub fn take_steps(&mut self, into: &mut Vec<Step>) {
+    pub fn take_steps(&mut self, into: &mut Vec<LayoutStep>) {
         into.append(&mut self.steps);
     }
 
     /// Forgets a step that failed: a set that was not created, a slot whose rows were not copied.
     /// Sequences that were moved there are empty.
-    pub fn forget(&mut self, failed: Step) {
+    pub fn forget(&mut self, failed: LayoutStep) {
         let (set, slot) = match failed {
-            Step::Create(set, _) => (set, None),
-            Step::Copy { to, .. } => (to.set, Some(to.slot)),
-            Step::Drop(_) => return,
+            LayoutStep::Create(set, _) => (set, None),
+            LayoutStep::Copy { to, .. } => (to.set, Some(to.slot)),
+            LayoutStep::Drop(_) => return,
         };
         let lanes = self.slots(set).iter().enumerate();
         let lost: Vec<Lane> = lanes
@@ -241,7 +241,7 @@ impl Layout {
         self.address(lane).and_then(|address| self.shape(address.set)) == Some(wanted)
     }
 
-    /// Copies the first `len` rows of `from` into a slot of its own for `to`.
+    /// Copies the first `len` rows of `from` into a separate slot for `to`.
     pub fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
         let (have, source) = match (self.sequence(from), self.sequence(to)) {
             (Some(sequence), Some(_)) if from != to => (sequence.len, sequence.address),
@@ -254,7 +254,7 @@ impl Layout {
         if let (Some(from), true) = (source, len > 0) {
             self.put(to, self.rows_for(len), 1);
             if let Some(to) = self.address(to) {
-                self.steps.push(Step::Copy { from, to, rows: len });
+                self.steps.push(LayoutStep::Copy { from, to, rows: len });
             }
             self.set_len(to, len);
         }
@@ -273,7 +273,7 @@ impl Layout {
         if needed <= halfway { halfway } else { power }.min(self.context + SPARE)
     }
 
-    /// Gives a sequence a slot that is long enough for its feed, and a set of its own for prefill.
+    /// Gives a sequence a slot that is long enough for its feed, and a separate set for prefill.
     fn fit(&mut self, lane: Lane, adding: usize) {
         let rows = self.rows_for(self.len(lane) + adding);
         let shape = self.address(lane).and_then(|address| self.shape(address.set));
@@ -299,7 +299,7 @@ impl Layout {
         }
         let to = SlotAddress { set, slot };
         if let (Some(from), true) = (old, len > 0) {
-            self.steps.push(Step::Copy { from, to, rows: len });
+            self.steps.push(LayoutStep::Copy { from, to, rows: len });
         }
         self.leave(lane);
         if let Some(Some(sequence)) = self.sequences.get_mut(lane.0) {
@@ -307,10 +307,10 @@ impl Layout {
         }
     }
 
-    /// An empty set of this shape: a kept one, or a new one.
+    /// An empty set of this shape: a retained one, or a new one.
     fn free_set(&mut self, shape: SetShape) -> usize {
-        let kept = |set: &Option<Set>| set.as_ref().is_some_and(|set| set.shape == shape && set.empty());
-        if let Some(index) = self.sets.iter().position(kept) {
+        let fits = |set: &Option<Set>| set.as_ref().is_some_and(|set| set.shape == shape && set.empty());
+        if let Some(index) = self.sets.iter().position(fits) {
             return index;
         }
         self.drop_surplus();
@@ -321,25 +321,26 @@ impl Layout {
         if let Some(entry) = self.sets.get_mut(index) {
             *entry = Some(Set { shape, slots: vec![None; shape.lanes] });
         }
-        self.steps.push(Step::Create(index, shape));
+        self.steps.push(LayoutStep::Create(index, shape));
         index
     }
 
-    /// Frees empty sets beyond [`KEPT_EMPTY`]. Sets that a pending copy reads from are kept.
+    /// Frees empty sets beyond [`EMPTY_SETS_MAX`]. Sets that a pending copy reads from are
+    /// retained.
     fn drop_surplus(&mut self) {
         let mut empty: Vec<usize> = Vec::new();
         for (index, set) in self.sets.iter().enumerate() {
-            let read = |step: &Step| matches!(step, Step::Copy { from, .. } if from.set == index);
+            let read = |step: &LayoutStep| matches!(step, LayoutStep::Copy { from, .. } if from.set == index);
             if set.as_ref().is_some_and(Set::empty) && !self.steps.iter().any(read) {
                 empty.push(index);
             }
         }
-        let surplus = (empty.len() + 1).saturating_sub(KEPT_EMPTY);
+        let surplus = (empty.len() + 1).saturating_sub(EMPTY_SETS_MAX);
         for index in empty.into_iter().take(surplus) {
             if let Some(entry) = self.sets.get_mut(index) {
                 *entry = None;
             }
-            self.steps.push(Step::Drop(index));
+            self.steps.push(LayoutStep::Drop(index));
         }
     }
 
@@ -357,7 +358,7 @@ impl Layout {
     }
 
     /// Groups short feeds by the rows they need and by their tokens, and different ones where that
-    /// is cheaper than a run of their own.
+    /// is cheaper than separate runs.
     fn gather_all(&mut self, feeds: &[(Lane, usize)]) {
         let light = feeds.iter().filter(|&&(_, adding)| adding <= HEAVY);
         let mut light: Vec<Group> = light
@@ -443,7 +444,7 @@ impl Layout {
         paid
     }
 
-    /// True if a set has the wanted shape and holds no sequence outside the group.
+    /// True if a set has the wanted shape and contains no sequence outside the group.
     fn home(&self, set: usize, wanted: SetShape, group: &[Lane]) -> bool {
         self.shape(set) == Some(wanted) && self.slots(set).iter().flatten().all(|lane| group.contains(lane))
     }

@@ -21,6 +21,8 @@ pub mod grammar;
 pub mod layout;
 pub mod noise;
 pub mod open;
+mod open_error;
+mod options;
 pub mod pace;
 #[cfg(feature = "onnx")]
 pub mod runtime;

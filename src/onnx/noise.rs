@@ -50,10 +50,10 @@ impl PositionNoise {
         -libm::log(-libm::log(uniform(hash)))
     }
 
-    /// An upper bound on [`PositionNoise::noise`] without a logarithm: −ln(−ln u) ≤ −ln(1 − u), and
+    /// An upper limit of [`PositionNoise::noise`] without a logarithm: −ln(−ln u) ≤ −ln(1 − u), and
     /// 1 − u is at least half the power of two at its leading bit. The slack covers the rounding of
     /// the two logarithms.
-    pub(super) fn bound(hash: u64) -> f64 {
+    pub(super) fn ceiling(hash: u64) -> f64 {
         f64::from((!hash).leading_zeros().min(52) + 1) * std::f64::consts::LN_2 + 1e-9
     }
 }
@@ -98,13 +98,13 @@ mod tests {
         for token in 0..200_000 {
             let hash = position_noise.hash(token);
             let noise = PositionNoise::noise(hash);
-            assert!(noise <= PositionNoise::bound(hash));
-            assert!(noise < 1.0 || PositionNoise::bound(hash) - noise < 1.0, "{noise}");
+            assert!(noise <= PositionNoise::ceiling(hash));
+            assert!(noise < 1.0 || PositionNoise::ceiling(hash) - noise < 1.0, "{noise}");
         }
         for hash in [0, u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1] {
             assert!(
                 PositionNoise::noise(hash).is_finite()
-                    && PositionNoise::noise(hash) <= PositionNoise::bound(hash),
+                    && PositionNoise::noise(hash) <= PositionNoise::ceiling(hash),
                 "{hash:x}"
             );
         }

@@ -39,14 +39,14 @@ enum Costs {
 }
 
 impl Pace {
-    /// Adds a run to a step: its feeds, each with the tokens that its lane already holds. Returns
-    /// the time that it takes.
+    /// Adds a run to a step: its feeds, each with the number of tokens that its lane has already.
+    /// Returns the time that it takes.
     pub fn run<'a>(&self, step: &mut Batch, feeds: impl Iterator<Item = (Feed<'a>, usize)>) -> Duration {
         if self.step_tokens().is_none() {
             *step = Batch::default();
         }
         let before = if step.tokens == 0 { 0.0 } else { self.seconds(*step) };
-        feeds.for_each(|(feed, held)| join(step, &feed, held));
+        feeds.for_each(|(feed, cached)| join(step, &feed, cached));
         Duration::from_secs_f64((self.seconds(*step) - before).max(0.0) * self.slow)
     }
 
@@ -67,12 +67,12 @@ impl Pace {
     }
 }
 
-/// Adds a feed to a step, with the tokens that its lane holds.
-fn join(batch: &mut Batch, feed: &Feed<'_>, held: usize) {
+/// Adds a feed to a step, with the number of tokens that its lane has already.
+fn join(batch: &mut Batch, feed: &Feed<'_>, cached: usize) {
     let (tokens, output) = (feed.tokens.len(), usize::from(feed.rows != Rows::None));
     batch.sequences += 1;
     batch.tokens += tokens;
-    batch.context += held + tokens;
+    batch.context += cached + tokens;
     batch.outputs += output;
     // The token that a step or a draft begins with is no prompt.
     batch.read += tokens.saturating_sub(feed.draft.unwrap_or(0)).saturating_sub(output);
@@ -100,7 +100,7 @@ impl Watch for SystemClock {
     }
 }
 
-/// A model whose runs take the time given by a [`Pace`], or their own where that is longer.
+/// A model whose runs take the time given by a [`Pace`], or their actual time where that is longer.
 pub struct Paced {
     model: Box<dyn Forward>,
     pace: Pace,
@@ -157,8 +157,8 @@ impl Forward for Paced {
 
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
         let begun = self.due.unwrap_or_else(|| self.watch.now());
-        let held = |feed: &Feed<'_>| self.model.len(feed.lane);
-        let takes = self.pace.run(&mut self.step, feeds.iter().map(|feed| (*feed, held(feed))));
+        let cached = |feed: &Feed<'_>| self.model.len(feed.lane);
+        let takes = self.pace.run(&mut self.step, feeds.iter().map(|feed| (*feed, cached(feed))));
         let logits = self.model.run(feeds);
         // If the model was slower than its pace, later runs do not catch up.
         let due = begun.after(takes).max(self.watch.now());

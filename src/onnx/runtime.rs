@@ -1,6 +1,5 @@
 //! ONNX Runtime itself: its library, sessions, devices, and models over a slot cache.
 
-pub mod bound;
 pub mod cache;
 pub mod description;
 pub mod device;
@@ -9,3 +8,4 @@ mod head;
 pub mod library;
 pub mod load;
 pub mod model;
+pub mod run_binding;

@@ -1,4 +1,4 @@
-//! From logits to a token: the one sampler of our target and of the model drafter.
+//! From logits to a token: the one sampler of `foretell target` and of the model drafter.
 //!
 //! The order is vLLM's, so that the same parameters mean the same: grammar, logit bias, repetition
 //! penalty, frequency and presence penalty, the end tokens masked before `min_tokens`; then, above
@@ -70,8 +70,8 @@ impl History {
         history
     }
 
-    /// Binds the next token by a grammar. Where that allows nothing, nothing is ever sampled: all
-    /// tokens may follow.
+    /// Constrains the next token by a grammar. Where that allows nothing, nothing is ever sampled:
+    /// all tokens may follow.
     pub fn bind(&mut self, next: &Next) {
         self.allowed = match next {
             Next::Of(allowed) => Some(Arc::clone(allowed)),
@@ -105,8 +105,8 @@ impl Sampler {
         Self { sampling, seed, choice, ends: Vec::new() }
     }
 
-    /// Sets the tokens that must not be sampled before `min_tokens`; a client may repeat the
-    /// model's own.
+    /// Sets the tokens that must not be sampled before `min_tokens`; a client may repeat those of
+    /// the model.
     #[must_use]
     pub fn with_ends(mut self, mut ends: Vec<TokenId>) -> Self {
         ends.sort_unstable();
@@ -126,7 +126,7 @@ impl Sampler {
     }
 
     /// Samples the token that follows `prompt` and `output`. Recounts every time: for long outputs
-    /// keep a [`History`] and use [`Sampler::next`].
+    /// reuse a [`History`] and call [`Sampler::next`].
     pub fn pick(&self, logits: &[f32], prompt: &[TokenId], output: &[TokenId]) -> TokenId {
         self.next(logits, &self.history(prompt, output))
     }
@@ -141,9 +141,15 @@ impl Sampler {
         let logits = self.adjust(logits, context);
         let scale = if self.greedy() { 1.0 } else { self.sampling.temperature };
         let best = argmax(&logits);
-        let kept = if self.greedy() { Kept::All } else { self.truncate(&logits, best.1, scale) };
+        let candidates = if self.greedy() { Candidates::All } else { self.truncate(&logits, best.1, scale) };
         let position_noise = PositionNoise::new(self.seed, self.choice, context.position());
-        Processed { logits, best, kept, scale, position_noise: (!self.greedy()).then_some(position_noise) }
+        Processed {
+            logits,
+            best,
+            candidates,
+            scale,
+            position_noise: (!self.greedy()).then_some(position_noise),
+        }
     }
 
     /// How the tokens from this position on will be drawn; `None` where the likeliest are taken.
@@ -161,8 +167,8 @@ impl Sampler {
         let early = context.output < self.sampling.min_tokens as usize && !self.ends.is_empty();
         // A text that its grammar has ended cannot get longer.
         let masked = early && !context.allowed.as_ref().is_some_and(|allowed| allowed.is_within(&self.ends));
-        let bound = context.allowed.is_some();
-        if self.sampling.logit_bias.is_empty() && !context.counting && !masked && !bound {
+        let constrained = context.allowed.is_some();
+        if self.sampling.logit_bias.is_empty() && !context.counting && !masked && !constrained {
             return Cow::Borrowed(logits);
         }
         let mut logits = logits.to_vec();
@@ -196,12 +202,12 @@ impl Sampler {
     }
 
     /// min-p, top-k and top-p, each applied to the result of the one before.
-    fn truncate(&self, logits: &[f32], most: f32, scale: f64) -> Kept {
+    fn truncate(&self, logits: &[f32], most: f32, scale: f64) -> Candidates {
         let Sampling { top_p, min_p, top_k, .. } = self.sampling;
         let top_k = top_k.map_or(usize::MAX, |k| k as usize).max(1);
         let (counted, few) = (top_k < logits.len(), min_p > 0.0);
         if !few && !counted && top_p >= 1.0 {
-            return Kept::All;
+            return Candidates::All;
         }
         let weight = |logit: f32| (f64::from(logit - most) / scale).exp();
         // p ≥ min_p · max p, in terms of logits: no exponential needed.
@@ -209,26 +215,26 @@ impl Sampler {
         let mut total = None;
         if !few && !counted {
             let mass = sum_exp(logits, most, (1.0 / scale) as f32);
-            // Tokens that together cannot hold the last 1 − top_p of the mass come after the edge:
-            // they weigh less than (1 − top_p) / n each. Half of it, against rounding.
+            // Tokens whose mass together is less than the last 1 − top_p come after the edge: they
+            // weigh less than (1 − top_p) / n each. Half of it, against rounding.
             let least = 0.5 * (1.0 - top_p) * mass / logits.len().max(1) as f64;
             floor = f64::from(most) + scale * least.ln();
             total = Some(mass);
         }
-        let mut kept: Vec<(TokenId, f32)> = (0..)
+        let mut candidates: Vec<(TokenId, f32)> = (0..)
             .zip(logits.iter().copied())
             .filter(|&(_, logit)| logit > f32::NEG_INFINITY && f64::from(logit) >= floor)
             .collect();
-        if top_k < kept.len() {
-            kept.select_nth_unstable_by(top_k - 1, by_logit);
-            kept.truncate(top_k);
+        if top_k < candidates.len() {
+            candidates.select_nth_unstable_by(top_k - 1, by_logit);
+            candidates.truncate(top_k);
         }
         if top_p < 1.0 {
-            let total = total.unwrap_or_else(|| kept.iter().map(|&(_, logit)| weight(logit)).sum());
-            keep_nucleus(&mut kept, top_p * total, weight);
+            let total = total.unwrap_or_else(|| candidates.iter().map(|&(_, logit)| weight(logit)).sum());
+            truncate_to_nucleus(&mut candidates, top_p * total, weight);
         }
-        kept.sort_unstable_by_key(|&(token, _)| token);
-        Kept::Some(kept)
+        candidates.sort_unstable_by_key(|&(token, _)| token);
+        Candidates::Some(candidates)
     }
 }
 
@@ -244,21 +250,21 @@ fn by_logit(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Keeps the fewest most probable tokens whose mass reaches `wanted`: a token stays iff the mass of
-/// those before it has not reached it yet. At least one stays.
-fn keep_nucleus(kept: &mut Vec<(TokenId, f32)>, wanted: f64, weight: impl Fn(f32) -> f64) {
-    kept.sort_unstable_by(by_logit);
+/// Reduces `candidates` to the fewest most probable tokens whose mass reaches `wanted`: a token
+/// stays iff the mass of those before it has not reached it yet. At least one stays.
+fn truncate_to_nucleus(candidates: &mut Vec<(TokenId, f32)>, wanted: f64, weight: impl Fn(f32) -> f64) {
+    candidates.sort_unstable_by(by_logit);
     let mut mass = 0.0;
-    let reached = kept.iter().position(|&(_, logit)| {
+    let reached = candidates.iter().position(|&(_, logit)| {
         mass += weight(logit);
         mass >= wanted
     });
-    kept.truncate(reached.map_or(kept.len(), |last| last + 1));
+    candidates.truncate(reached.map_or(candidates.len(), |last| last + 1));
 }
 
 /// Tokens that can be sampled.
 #[derive(Clone, Debug)]
-enum Kept {
+enum Candidates {
     All,
     /// In order of id.
     Some(Vec<(TokenId, f32)>),
@@ -268,9 +274,9 @@ enum Kept {
 #[derive(Clone, Debug)]
 pub struct Processed<'a> {
     logits: Cow<'a, [f32]>,
-    /// The most probable token, which is always kept.
+    /// The most probable token, which is always a candidate.
     best: (TokenId, f32),
-    kept: Kept,
+    candidates: Candidates,
     scale: f64,
     /// Noise of the position; `None` takes the likeliest token.
     position_noise: Option<PositionNoise>,
@@ -282,14 +288,14 @@ impl Processed<'_> {
         let (token, logit) = self.best;
         let Some(position_noise) = self.position_noise else { return token };
         let mut race = Race::new(position_noise, self.scale, token, logit);
-        match &self.kept {
-            Kept::All => {
+        match &self.candidates {
+            Candidates::All => {
                 for (token, &logit) in (0..).zip(self.logits.iter()) {
                     race.enter(token, logit);
                 }
             }
-            Kept::Some(kept) => {
-                for &(token, logit) in kept {
+            Candidates::Some(candidates) => {
+                for &(token, logit) in candidates {
                     race.enter(token, logit);
                 }
             }
@@ -324,18 +330,18 @@ impl Processed<'_> {
             let log = f64::from(self.log(logit, normaliser));
             if logit > f32::NEG_INFINITY { -log * log.exp() } else { 0.0 }
         };
-        match &self.kept {
-            Kept::All => self.logits.iter().copied().map(term).sum(),
-            Kept::Some(kept) => kept.iter().map(|&(_, logit)| term(logit)).sum(),
+        match &self.candidates {
+            Candidates::All => self.logits.iter().copied().map(term).sum(),
+            Candidates::Some(candidates) => candidates.iter().map(|&(_, logit)| term(logit)).sum(),
         }
     }
 
     /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can
     /// be sampled.
     pub fn top(&self, most: usize) -> Vec<(TokenId, f32)> {
-        let mut all = match &self.kept {
-            Kept::All => (0..).zip(self.logits.iter().copied()).collect::<Vec<_>>(),
-            Kept::Some(kept) => kept.clone(),
+        let mut all = match &self.candidates {
+            Candidates::All => (0..).zip(self.logits.iter().copied()).collect::<Vec<_>>(),
+            Candidates::Some(candidates) => candidates.clone(),
         };
         all.retain(|&(_, logit)| logit > f32::NEG_INFINITY);
         if most == 0 {
@@ -351,11 +357,11 @@ impl Processed<'_> {
     }
 
     fn logit(&self, token: TokenId) -> Option<f32> {
-        let logit = match &self.kept {
-            Kept::All => self.logits.get(token as usize).copied(),
-            Kept::Some(kept) => {
-                let at = kept.binary_search_by_key(&token, |&(token, _)| token).ok()?;
-                kept.get(at).map(|&(_, logit)| logit)
+        let logit = match &self.candidates {
+            Candidates::All => self.logits.get(token as usize).copied(),
+            Candidates::Some(candidates) => {
+                let at = candidates.binary_search_by_key(&token, |&(token, _)| token).ok()?;
+                candidates.get(at).map(|&(_, logit)| logit)
             }
         };
         logit.filter(|&logit| logit > f32::NEG_INFINITY)
@@ -367,10 +373,10 @@ impl Processed<'_> {
 
     fn normaliser(&self) -> f64 {
         let most = self.best.1;
-        let total = match &self.kept {
-            Kept::All => sum_exp(&self.logits, most, (1.0 / self.scale) as f32),
-            Kept::Some(kept) => {
-                kept.iter().map(|&(_, logit)| (f64::from(logit - most) / self.scale).exp()).sum()
+        let total = match &self.candidates {
+            Candidates::All => sum_exp(&self.logits, most, (1.0 / self.scale) as f32),
+            Candidates::Some(candidates) => {
+                candidates.iter().map(|&(_, logit)| (f64::from(logit - most) / self.scale).exp()).sum()
             }
         };
         f64::from(most) / self.scale + total.ln()
@@ -385,7 +391,7 @@ fn argmax(logits: &[f32]) -> (TokenId, f32) {
 }
 
 /// The search for the largest score. It begins with the most probable token, so that most others
-/// are ruled out by a bound on their noise and cost a hash at most, never a logarithm.
+/// are ruled out by the ceiling of their noise and cost a hash at most, never a logarithm.
 struct Race {
     position_noise: PositionNoise,
     scale: f64,
@@ -398,7 +404,7 @@ struct Race {
 impl Race {
     fn new(position_noise: PositionNoise, scale: f64, token: TokenId, logit: f32) -> Self {
         let score = f64::from(logit) / scale + PositionNoise::noise(position_noise.hash(token));
-        Self { position_noise, scale, token, score, hopeless: score - PositionNoise::bound(u64::MAX) }
+        Self { position_noise, scale, token, score, hopeless: score - PositionNoise::ceiling(u64::MAX) }
     }
 
     fn enter(&mut self, token: TokenId, logit: f32) {
@@ -407,13 +413,14 @@ impl Race {
             return;
         }
         let hash = self.position_noise.hash(token);
-        if scaled + PositionNoise::bound(hash) < self.score {
+        if scaled + PositionNoise::ceiling(hash) < self.score {
             return;
         }
         let score = scaled + PositionNoise::noise(hash);
         if score.total_cmp(&self.score).then(self.token.cmp(&token)).is_gt() {
-            (self.token, self.score) = (token, score);
-            self.hopeless = score - PositionNoise::bound(u64::MAX);
+            self.token = token;
+            self.score = score;
+            self.hopeless = score - PositionNoise::ceiling(u64::MAX);
         }
     }
 }

@@ -12,7 +12,7 @@ use foretell_lab::sim::grid::Drafters;
 use foretell_lab::sim::profile::{Jitter, Shape};
 use foretell_lab::sim::record::{Record, Served};
 use foretell_lab::sim::source::Scripts;
-use foretell_lab::sim::synthetic::{Agreement, Copied, Kind};
+use foretell_lab::sim::synthetic::{Agreement, Copied, TextKind};
 use foretell_lab::sim::traffic::Stream;
 use foretell_lab::sim::world::{Mode, Net, Setup, World};
 use foretell_onnx::pace::curve::{Curve, Steps, Table};
@@ -49,7 +49,8 @@ impl Machine {
 
     fn setup(self, copied: Copied, requests: usize) -> Setup {
         let agreement = self.right.map_or(Agreement::Never, Agreement::Even);
-        let scripts = Kind { prompt: 300, output: 200, vary: 0.0, copied, agreement }.scripts(requests, 5);
+        let scripts =
+            TextKind { prompt: 300, output: 200, vary: 0.0, copied, agreement }.scripts(requests, 5);
         let shape = Shape { pace: self.curve(), sequences: 8, kv: 1 << 20, chunk: 1 << 12, block: 1 };
         let jitter = Jitter { spread: 0.05, rare: 0.01, tail: 3.0 };
         let engine = EngineSpec { shape, jitter, ..EngineSpec::paced(Steps::default()) };
@@ -146,7 +147,7 @@ fn speculation_stops_when_a_backend_becomes_expensive_and_resumes_when_inexpensi
 #[test]
 fn texts_are_the_same_in_every_mode() {
     let scripts: Scripts =
-        Kind { prompt: 50, output: 60, vary: 0.5, copied: REWRITE, agreement: Agreement::Even(0.5) }
+        TextKind { prompt: 50, output: 60, vary: 0.5, copied: REWRITE, agreement: Agreement::Even(0.5) }
             .scripts(20, 1);
     let mut setup = Machine { right: Some(0.5), ..FAST }.setup(REWRITE, 1);
     setup.streams = vec![Stream::one_client(scripts)];

@@ -2,10 +2,10 @@
 
 use foretell_lab::sim::drafter::DrafterSpec;
 use foretell_lab::sim::engine::EngineSpec;
-use foretell_lab::sim::grid::{self, Cell, Drafters, GAMMAS, Size, Workload};
-use foretell_lab::sim::synthetic::{Agreement, Copied, Kind};
+use foretell_lab::sim::grid::{self, Cell, Drafters, GAMMAS, Size};
+use foretell_lab::sim::synthetic::{Agreement, Copied, TextKind};
 use foretell_lab::sim::traffic::Stream;
-use foretell_lab::sim::workloads;
+use foretell_lab::sim::workloads::{self, Workload};
 use foretell_lab::sim::world::{Mode, Net, Setup, World};
 use foretell_onnx::pace::curve::Steps;
 use indicatif::ProgressBar;
@@ -65,7 +65,7 @@ fn plain_decoding_through_foretell_costs_only_its_calls() {
 fn speed_follows_the_formula(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1, 3, 7)] gamma: usize) {
     let output = 8_000;
     let kind =
-        Kind { prompt: 8, output, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(alpha) };
+        TextKind { prompt: 8, output, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(alpha) };
     let scripts = kind.scripts(1, 11);
     // The drawn acceptance, within 0.02 of the requested one.
     let right =
@@ -101,8 +101,13 @@ fn speed_follows_the_formula(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1, 3
 /// (UCB-SpecStop, arXiv 2606.20591).
 #[test]
 fn drafts_get_longer_with_the_delay_to_the_engine() {
-    let kind =
-        Kind { prompt: 8, output: 400, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(0.8) };
+    let kind = TextKind {
+        prompt: 8,
+        output: 400,
+        vary: 0.0,
+        copied: Copied::Fresh,
+        agreement: Agreement::Even(0.8),
+    };
     let permit = Drafters::Model.permit().expect("a policy");
     let paced = Steps { step: 0.1, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
     let drafter = DrafterSpec { token: 0.005, read: 0.0, growth: 0.0, slots: 1, shared: false };

@@ -11,7 +11,7 @@ use foretell::cli::Exit;
 use foretell_lab::commands::sim::{self as command, SimArgs};
 use foretell_lab::sim::figures::Figure;
 use foretell_lab::sim::play;
-use foretell_lab::sim::report::Report;
+use foretell_lab::sim::report::TableReport;
 use foretell_lab::sim::sweep::{self, Cell};
 use foretell_lab::sim::table::Table;
 use foretell_lab::sim::world::Mode;
@@ -53,11 +53,11 @@ fn name(path: &Path) -> &str {
     path.file_stem().and_then(|name| name.to_str()).expect("a name")
 }
 
-fn played(path: &Path, mode: Mode) -> Report {
+fn played(path: &Path, mode: Mode) -> TableReport {
     let table = Table::read(path).unwrap_or_else(|error| panic!("{error}"));
     let outcome = play::play(&table, 1, mode, play::gammas(&table))
         .unwrap_or_else(|broken| panic!("{}: {broken}", name(path)));
-    Report { table, outcome, swept: Vec::new() }
+    TableReport { table, outcome, swept: Vec::new() }
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn there_is_a_table_for_each_thing_that_can_go_wrong() {
         assert_eq!(table.name, name(&path), "a table has the name of its file");
     }
     let some = |which: &dyn Fn(&Table) -> bool| tables.iter().filter(|table| which(table)).count();
-    assert!(some(&|table| table.held_out) >= 3);
+    assert!(some(&|table| table.untuned) >= 3);
     assert!(some(&|table| table.setup.signal.every.is_none()) >= 1, "no load signal");
     assert!(some(&|table| table.setup.signal.until.is_some()) >= 1, "a stale load signal");
     assert!(some(&|table| !table.setup.engine.prefix_cache) >= 1, "no prefix cache");
@@ -252,7 +252,7 @@ fn the_same_seed_gives_the_same_figures_and_another_others() {
     let table = Table::read(&path).expect("a table");
     let json = |seed| {
         let outcome = play::play(&table, seed, Mode::Auto, play::gammas(&table)).expect("exact");
-        Report { table: table.clone(), outcome, swept: Vec::new() }.json().to_string()
+        TableReport { table: table.clone(), outcome, swept: Vec::new() }.json().to_string()
     };
     assert_eq!(json(1), json(1));
     assert_ne!(json(1), json(2));

@@ -7,8 +7,8 @@ use foretell_core::control::costs::NODES_MAX;
 use foretell_core::control::{Class, Control, TemperatureBucket, Way};
 use foretell_core::draft::{Agreement, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
 use foretell_core::session::{
-    Action, ActionId, CallDelta, Decode, Doubted, Ending, Event, Fault, Finish, Hold, Limit, MakeParser,
-    Parse, Parsed, PartsSeen, Permission, PlainRequest, Rules, Session, Start, Summary, Tail,
+    Action, ActionId, CallDelta, Decode, Doubted, Ending, Event, Fault, Finish, Limit, MakeParser, Parse,
+    Parsed, PartsSeen, Permission, PlainRequest, Rules, Session, Start, StopBuffer, Summary, Tail, Timeouts,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, Proposal, Put, Row, VerifyMethod, VerifyResult};
@@ -595,18 +595,18 @@ fn nothing_is_speculated_on_before_the_backend_says_that_no_grammar_binds_it() {
     assert_eq!(desk.token(plain, 0), []);
     assert_eq!(desk.session.summary().reason, Some(PlainReason::Grammar));
     let prompt = vec![0, 1, 2, 0, 1, 2];
-    desk.tell(plain, Event::Rendered { prompt: prompt.clone(), bound: true });
+    desk.tell(plain, Event::Rendered { prompt: prompt.clone(), constrained: true });
     assert_eq!(desk.token(plain, 1), []);
-    desk.tell(plain, Event::Rendered { prompt, bound: false });
+    desk.tell(plain, Event::Rendered { prompt, constrained: false });
     let asked = desk.token(plain, 2);
     assert!(matches!(asked.last(), Some((_, Action::Verify(..)))), "{asked:?}");
 }
 
 #[test]
 fn text_removed_by_a_parser_is_not_taken_for_a_held_back_stop_text() {
-    for hold in [Hold::Beginning, Hold::Longest] {
+    for hold in [StopBuffer::Beginning, StopBuffer::Longest] {
         let stop = vec!["a stop text longer than what is swallowed".to_owned()];
-        let mut desk = Desk::new(rules(), Ending { stop, hold, ..Ending::default() });
+        let mut desk = Desk::new(rules(), Ending { stop, stop_buffer: hold, ..Ending::default() });
         let plain = desk.plain();
         for token in [0, 1, 2] {
             let swallowed = Event::Token { tokens: vec![token], parsed: Parsed::default(), tail: Tail::Open };
@@ -621,8 +621,8 @@ fn text_removed_by_a_parser_is_not_taken_for_a_held_back_stop_text() {
 
 #[test]
 fn text_held_back_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
-    let ending = |hold| Ending { stop: vec!["bcx".to_owned()], hold, ..Ending::default() };
-    for (hold, token) in [(Hold::Beginning, 1), (Hold::Longest, 4)] {
+    let ending = |hold| Ending { stop: vec!["bcx".to_owned()], stop_buffer: hold, ..Ending::default() };
+    for (hold, token) in [(StopBuffer::Beginning, 1), (StopBuffer::Longest, 4)] {
         let mut desk = Desk::new(rules(), ending(hold));
         let plain = desk.plain();
         let asked = desk.tell(
@@ -635,7 +635,7 @@ fn text_held_back_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
         );
         assert_eq!(
             desk.text,
-            if hold == Hold::Longest { "ae" } else { "a" },
+            if hold == StopBuffer::Longest { "ae" } else { "a" },
             "\"b\" may begin the stop text"
         );
     }
@@ -776,7 +776,7 @@ fn expire(desk: &mut Desk) -> Vec<(ActionId, Action)> {
 #[test]
 fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take() {
     let (mut desk, draft) = asking(rules());
-    let bound = rules().verify_timeout;
+    let bound = rules().timeouts.verify;
     assert_eq!(desk.session.deadline(), Some(desk.now.after(bound)), "a drafter that hangs holds no client");
     desk.now = desk.now.after(bound / 2);
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
@@ -790,8 +790,8 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
 #[case::lookups_go_on(rules().lookups, &[1, 2])]
 #[case::an_empty_round(Vec::new(), &[])]
 fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec>, #[case] sent: &[TokenId]) {
-    let timeout = Some(Duration::from_millis(30));
-    let (mut desk, draft) = asking(Rules { draft_timeout: timeout, lookups, ..rules() });
+    let timeouts = Timeouts { draft: Some(Duration::from_millis(30)), ..Timeouts::default() };
+    let (mut desk, draft) = asking(Rules { timeouts, lookups, ..rules() });
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
     let [(verify, Action::Verify(..))] = asked[..] else { panic!("{asked:?}") };
     let asked = desk.tell(verify, rows(&[1, 2, 0]));

@@ -27,7 +27,7 @@ pub struct Match {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct State {
+struct AutomatonState {
     /// Length of the state's longest string, tokens.
     len: u32,
     link: u32,
@@ -40,7 +40,7 @@ struct State {
     end: u32,
 }
 
-impl State {
+impl AutomatonState {
     /// A state without edges.
     fn new(len: u32, link: u32, end: u32) -> Self {
         Self { len, link, token: 0, target: NONE, edge: NONE, end }
@@ -59,7 +59,7 @@ struct Edge {
 #[derive(Debug)]
 pub struct Automaton {
     text: Vec<TokenId>,
-    states: Vec<State>,
+    states: Vec<AutomatonState>,
     edges: Vec<Edge>,
     index: HashMap<(u32, TokenId), u32, BuildHasherDefault<Mix>>,
     last: u32,
@@ -74,7 +74,7 @@ impl Automaton {
     pub fn new(cap: u32) -> Self {
         Self {
             text: Vec::new(),
-            states: vec![State::new(0, NONE, 0)],
+            states: vec![AutomatonState::new(0, NONE, 0)],
             edges: Vec::new(),
             index: HashMap::default(),
             last: ROOT,
@@ -130,7 +130,7 @@ impl Automaton {
     fn extend(&mut self, token: TokenId) {
         let end = self.text.len() as u32 + 1;
         let len = self.state(self.last).len + 1;
-        let fresh = self.add(State::new(len, ROOT, end));
+        let fresh = self.add(AutomatonState::new(len, ROOT, end));
         let mut at = self.last;
         while at != NONE && self.target(at, token).is_none() {
             self.connect(at, token, fresh);
@@ -151,7 +151,7 @@ impl Automaton {
         if old.len == len {
             return target;
         }
-        let copy = self.add(State { len, edge: NONE, ..old });
+        let copy = self.add(AutomatonState { len, edge: NONE, ..old });
         let mut edge = old.edge;
         while let Some(&Edge { token, target, next }) = self.edges.get(edge as usize) {
             self.connect(copy, token, target);
@@ -166,8 +166,8 @@ impl Automaton {
         copy
     }
 
-    /// After a step: keeps the cursor within the cap and on the right half of a split, reads the
-    /// most recent end and writes the new one. Every ancestor has a shorter string, so at most
+    /// After a step: limits the cursor to the cap and moves it to the right half of a split, reads
+    /// the most recent end and writes the new one. Every ancestor has a shorter string, so at most
     /// `cap` are updated.
     fn settle(&mut self) {
         self.matched = self.matched.min(self.cap);
@@ -190,11 +190,11 @@ impl Automaton {
         }
     }
 
-    fn state(&self, at: u32) -> State {
-        self.states.get(at as usize).copied().unwrap_or(State::new(0, NONE, 0))
+    fn state(&self, at: u32) -> AutomatonState {
+        self.states.get(at as usize).copied().unwrap_or(AutomatonState::new(0, NONE, 0))
     }
 
-    fn add(&mut self, state: State) -> u32 {
+    fn add(&mut self, state: AutomatonState) -> u32 {
         self.states.push(state);
         self.states.len() as u32 - 1
     }
@@ -246,7 +246,7 @@ impl Automaton {
         let table = self.index.allocation_size();
         let edges = self.edges.capacity() * size_of::<Edge>();
         self.text.capacity() * size_of::<TokenId>()
-            + self.states.capacity() * size_of::<State>()
+            + self.states.capacity() * size_of::<AutomatonState>()
             + edges
             + table
     }

@@ -1,9 +1,9 @@
 //! The corpus: texts of earlier requests that `suffix` drafts from, separated by tenant.
 //!
-//! An entry holds the texts of one tenant with one model. Nothing is ever read from another
+//! An entry stores the texts of one tenant with one model. Nothing is ever read from another
 //! tenant's texts, and only successful answers of a backend are learnt. A text whose beginning is
-//! known already (the next turn of a chat begins with the whole chat) is kept only from its first
-//! new token on; the repeated part counts as used.
+//! known already (the next turn of a chat begins with the complete chat) is stored only from its
+//! first new token on; the repeated part counts as used.
 //!
 //! Bytes are bounded: the texts of the tenant that was used least recently are evicted first, the
 //! oldest of them before the others. A text that was not used for the time to live expires in any
@@ -21,10 +21,10 @@ use crate::units::{SplitMix64, Tick, TokenId};
 
 /// Tokens per chunk, the unit in which known text is recognised.
 const CHUNK: usize = 128;
-/// Shortest text that is kept, tokens.
+/// Shortest text that is stored, tokens.
 const SHORTEST: usize = 8;
 /// A segment is merged with the one before it unless that one is at least this many times as large:
-/// few segments are fast to query, and every token is sorted again only a few times.
+/// few segments are fast to query, and every token is sorted a second time only a few times.
 const APART: usize = 8;
 /// Bytes of a chunk and of a document in addition to their tokens: an entry of a hash table each.
 const CHUNK_BYTES: usize = 40;
@@ -68,7 +68,7 @@ pub struct Holdings {
 pub struct Events {
     /// Texts that were learnt, without those that were known already.
     pub learnt: u64,
-    /// Texts that were known already, as a whole.
+    /// Texts all of whose tokens were known already.
     pub known: u64,
     /// Texts that were evicted because there was no room.
     pub evicted: u64,
@@ -112,7 +112,7 @@ struct TenantTexts {
     /// The oldest first; usually each is larger than the next.
     segments: Vec<Arc<Segment>>,
     documents: HashMap<u64, Document>,
-    /// The document that holds a chunk, by the hash of the text from its beginning to the end of
+    /// The document that contains a chunk, by the hash of the text from its beginning to the end of
     /// that chunk.
     chunks: HashMap<u64, u64>,
     used: Tick,
@@ -195,10 +195,14 @@ impl Corpus {
     pub fn clear(&mut self, tenant: Option<&str>) -> Vec<Key> {
         let mut changed = Vec::new();
         for (key, entry) in &mut self.tenants {
-            let whole = tenant.is_none() || key.tenant.as_deref() == tenant;
-            let is_meant = |document: &Document| whole || document.owner.as_deref() == tenant;
-            let gone: Vec<u64> =
-                entry.documents.iter().filter(|(_, held)| is_meant(held)).map(|(&id, _)| id).collect();
+            let all = tenant.is_none() || key.tenant.as_deref() == tenant;
+            let is_meant = |document: &Document| all || document.owner.as_deref() == tenant;
+            let gone: Vec<u64> = entry
+                .documents
+                .iter()
+                .filter(|(_, document)| is_meant(document))
+                .map(|(&id, _)| id)
+                .collect();
             if !gone.is_empty() {
                 entry.forget(&gone);
                 changed.push(key.clone());
@@ -248,14 +252,16 @@ impl Corpus {
 
 impl TenantTexts {
     /// Records the chunks of a text. Known ones at its beginning are marked as used; returns the
-    /// rest, which is kept, with the [`DEPTH`] tokens before it, by which it is found. `None` if
+    /// rest, which is stored, with the [`DEPTH`] tokens before it, by which it is found. `None` if
     /// nothing is new.
     fn chunk<'a>(&mut self, text: &'a [TokenId], salt: u64, id: u64, now: Tick) -> Option<&'a [TokenId]> {
         let (mut hash, mut known, mut all_known) = (salt, 0, true);
         for chunk in text.chunks(CHUNK) {
             hash = extended(hash, chunk);
             let holder = self.chunks.get(&hash).and_then(|holder| self.documents.get_mut(holder));
-            if let Some(document) = holder.filter(|_| all_known) {
+            if let Some(document) = holder
+                && all_known
+            {
                 document.used = document.used.max(now);
                 known += chunk.len();
             } else {
@@ -279,8 +285,12 @@ impl TenantTexts {
     }
 
     fn expire(&mut self, ttl: Duration, now: Tick) -> u64 {
-        let stale: Vec<u64> =
-            self.documents.iter().filter(|(_, held)| now - held.used > ttl).map(|(&id, _)| id).collect();
+        let stale: Vec<u64> = self
+            .documents
+            .iter()
+            .filter(|(_, document)| now - document.used > ttl)
+            .map(|(&id, _)| id)
+            .collect();
         self.forget(&stale);
         stale.len() as u64
     }
@@ -289,23 +299,23 @@ impl TenantTexts {
         self.documents.is_empty()
     }
 
-    /// Evicts the texts that were used least recently, until `bytes` bytes are free or no text is
-    /// left.
+    /// Evicts the texts that were used least recently, until `bytes` bytes are free or no text
+    /// remains.
     fn shrink(&mut self, bytes: usize) -> u64 {
-        let mut held: Vec<(Tick, u64, usize)> =
-            self.documents.iter().map(|(&id, held)| (held.used, id, held.tokens)).collect();
-        held.sort_unstable();
-        let whole = self.holdings();
-        let each = (whole.bytes / whole.tokens.max(1)).max(1);
+        let mut by_age: Vec<(Tick, u64, usize)> =
+            self.documents.iter().map(|(&id, document)| (document.used, id, document.tokens)).collect();
+        by_age.sort_unstable();
+        let total = self.holdings();
+        let each = (total.bytes / total.tokens.max(1)).max(1);
         // A tenth more than needed, so that not every new text costs a merge of all segments.
-        let wanted = bytes + whole.bytes / 10;
+        let wanted = bytes + total.bytes / 10;
         let mut freed = 0;
         let fits = |&(_, _, tokens): &(Tick, u64, usize)| {
             let wants = freed < wanted;
             freed += tokens * each;
             wants
         };
-        let gone: Vec<u64> = held.into_iter().take_while(fits).map(|(_, id, _)| id).collect();
+        let gone: Vec<u64> = by_age.into_iter().take_while(fits).map(|(_, id, _)| id).collect();
         self.forget(&gone);
         gone.len() as u64
     }
@@ -322,10 +332,10 @@ impl TenantTexts {
         self.segments = std::mem::take(&mut self.segments)
             .into_iter()
             .filter_map(|segment| {
-                let kept = segment.documents().filter(|(id, _)| documents.contains_key(id)).count();
-                match kept {
+                let retained = segment.documents().filter(|(id, _)| documents.contains_key(id)).count();
+                match retained {
                     0 => None,
-                    kept if kept == segment.documents().len() => Some(segment),
+                    count if count == segment.documents().len() => Some(segment),
                     _ => Some(Arc::new(Segment::merge(&[&segment], |id| documents.contains_key(&id)))),
                 }
             })

@@ -1,4 +1,4 @@
-//! `head`: the tokens that the target's own head proposes with each of its answers.
+//! `head`: the tokens that the target's head proposes with each of its answers.
 //!
 //! A head is a small network on the target's hidden state (Medusa, arXiv 2401.10774; EAGLE, arXiv
 //! 2401.15077). It runs where that state is, inside of the target, so its drafts come with a verify

@@ -15,10 +15,9 @@ pub struct Merged {
     pub survival: Vec<f64>,
 }
 
-/// Merges drafts, cut to `budget`, for [`Shape::Chain`] to the likeliest path.
-/// `accept(vote, company, depth)` is the probability by that vote that a node is accepted given
-/// that its parent is; depth counts from 0. A node proposed twice keeps both votes and the higher
-/// probability.
+/// Merges drafts, cut to `budget`, for [`Shape::Chain`] to the likeliest path. `accept(vote,
+/// company, depth)` is the probability by that vote that a node is accepted given that its parent
+/// is; depth counts from 0. A node proposed twice carries both votes and the higher probability.
 pub fn merge(
     drafts: &[Tree],
     budget: Budget,

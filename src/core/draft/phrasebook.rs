@@ -1,11 +1,11 @@
 //! `phrasebook`: proposes an operator's continuation after its trigger: licence headers,
 //! boilerplate, the skeletons of tool calls and of JSON. Skeletons of tools and schemas in the
-//! prompt, and of a schema that binds the output, need no operator.
+//! prompt, and of a schema that constrains the output, need no operator.
 //!
 //! Triggers are matched in bytes, by an Aho-Corasick automaton, so that they are found however the
 //! text was split into tokens. A continuation is followed byte by byte; its rest is proposed in the
-//! tokens that the target's own tokenizer gives for trigger and continuation together, or, where
-//! the text was split otherwise, for the rest alone.
+//! tokens that the target's tokenizer gives for trigger and continuation together, or, where the
+//! text was split otherwise, for the rest alone.
 
 mod json;
 mod shapes;
@@ -118,24 +118,25 @@ struct Following {
     said: usize,
     /// Trigger and continuation in tokens, each with the index of the byte after it; empty until
     /// the trigger's last token ends.
-    whole: Vec<(TokenId, usize)>,
+    all: Vec<(TokenId, usize)>,
     rest: Vec<TokenId>,
 }
 
 impl Phrasebook {
     /// A drafter that has seen nothing and votes as `id`; with `schemas`, also by those in the
-    /// prompt, or by the one that binds the output ([`Self::bound`]).
+    /// prompt, or by the one that constrains the output ([`Self::constrained`]).
     pub fn new(phrases: Arc<Phrases>, schemas: bool, spelling: Arc<dyn Spelling>, id: DrafterId) -> Self {
         let state = phrases.triggers.as_ref().and_then(|triggers| triggers.start_state(Anchored::No).ok());
         let schemas = schemas.then(Schemas::default);
         Self { id, phrases, spelling, state, following: None, schemas }
     }
 
-    /// The drafter of an output that a schema binds; a drafter without schemas is left as it is.
+    /// The drafter of an output that a schema constrains; a drafter without schemas is returned
+    /// unchanged.
     #[must_use]
-    pub fn bound(mut self, schema: &Value) -> Self {
+    pub fn constrained(mut self, schema: &Value) -> Self {
         if let Some(schemas) = &mut self.schemas {
-            schemas.found = Finder::bound(schema);
+            schemas.found = Finder::constrained(schema);
         }
         self
     }
@@ -150,8 +151,8 @@ impl Phrasebook {
         }
         let Some(mut following) = self.following.take() else { return };
         let Some((trigger, continuation)) = self.phrases.texts.get(following.phrase) else { return };
-        if following.whole.is_empty() {
-            following.whole = self.spelling.tokens(&[trigger.as_str(), continuation].concat());
+        if following.all.is_empty() {
+            following.all = self.spelling.tokens(&[trigger.as_str(), continuation].concat());
         }
         following.rest = self.rest(&following, trigger.len(), continuation);
         self.following = (!following.rest.is_empty()).then_some(following);
@@ -171,22 +172,22 @@ impl Phrasebook {
         if let Some(phrase) = self.phrases.ended(*state)
             && self.following.is_none()
         {
-            self.following = Some(Following { phrase, said: 0, whole: Vec::new(), rest: Vec::new() });
+            self.following = Some(Following { phrase, said: 0, all: Vec::new(), rest: Vec::new() });
         }
     }
 
     /// The tokens of the rest of a continuation; none within a character.
     fn rest(&self, following: &Following, trigger: usize, continuation: &str) -> Vec<TokenId> {
-        let Following { said, whole, .. } = following;
+        let Following { said, all, .. } = following;
         let Some(rest) = continuation.get(*said..).filter(|rest| !rest.is_empty()) else { return Vec::new() };
-        self.tokens_of(rest, whole, trigger + said)
+        self.tokens_of(rest, all, trigger + said)
     }
 
-    /// The tokens of a text's `rest`: those of the `whole` after byte `said`, if one ends there,
-    /// otherwise its own.
-    fn tokens_of(&self, rest: &str, whole: &[(TokenId, usize)], said: usize) -> Vec<TokenId> {
-        let met = whole.iter().position(|&(_, end)| end == said).map(|last| last + 1);
-        let tokens = match met.and_then(|met| whole.get(met..)) {
+    /// The tokens of a text's `rest`: those of the complete text `all` after byte `said`, if one
+    /// ends there, otherwise those of `rest` by itself.
+    fn tokens_of(&self, rest: &str, all: &[(TokenId, usize)], said: usize) -> Vec<TokenId> {
+        let met = all.iter().position(|&(_, end)| end == said).map(|last| last + 1);
+        let tokens = match met.and_then(|met| all.get(met..)) {
             Some(tokens) => tokens.to_vec(),
             None => self.spelling.tokens(rest),
         };
@@ -196,9 +197,9 @@ impl Phrasebook {
     /// The draft by the prompt's schemas.
     fn skeleton(&self, most: usize) -> Option<Tree> {
         let Proposal { begun, rest, shapes } = self.schemas.as_ref()?.proposal()?;
-        let whole =
+        let all =
             if begun.is_empty() { Vec::new() } else { self.spelling.tokens(&[&*begun, &*rest].concat()) };
-        let tokens = self.tokens_of(&rest, &whole, begun.len());
+        let tokens = self.tokens_of(&rest, &all, begun.len());
         let features = Features { share: 1.0 / shapes as f32, ..Features::default() };
         Some(Tree::chain(tokens.get(..most).unwrap_or(&tokens), self.id, features))
     }
@@ -219,8 +220,8 @@ impl Lookup for Phrasebook {
     }
 
     fn bytes(&self) -> usize {
-        let following = self.following.as_ref().map_or(0, |Following { whole, rest, .. }| {
-            whole.capacity() * size_of::<(TokenId, usize)>() + rest.capacity() * size_of::<TokenId>()
+        let following = self.following.as_ref().map_or(0, |Following { all, rest, .. }| {
+            all.capacity() * size_of::<(TokenId, usize)>() + rest.capacity() * size_of::<TokenId>()
         });
         let schemas = self.schemas.as_ref().map_or(0, |schemas| schemas.found.bytes());
         size_of::<Self>() + following + schemas
@@ -306,7 +307,7 @@ mod tests {
         let other = r#"{"properties": {"unit": {"enum": ["kelvin"]}}}"#;
         let schema = serde_json::json!({"type": "object", "properties": {"a": {"const": "b"}}});
         let mut drafter = Phrasebook::new(Arc::default(), true, Arc::new(Pairs), Source::Phrasebook.into());
-        drafter = drafter.bound(&schema);
+        drafter = drafter.constrained(&schema);
         say(&mut drafter, Origin::Prompt, &[other]);
         say(&mut drafter, Origin::Output, &["{\""]);
         assert_eq!(shown(&drafter), "a\": \"b\"}", "with the layout of the prompt");

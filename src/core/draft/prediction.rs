@@ -2,7 +2,7 @@
 //! fill in.
 //!
 //! The output is aligned with the prediction from its first token on. Where they differ, tokens
-//! were replaced, inserted or left out, and the output usually returns nearby: to a position of the
+//! were replaced, inserted or omitted, and the output usually returns nearby: to a position of the
 //! prediction before which the last tokens of the output stand, the one with the longest agreement,
 //! of several the nearest to the position after one replaced token.
 
@@ -16,7 +16,7 @@ const ANCHOR: usize = 2;
 /// Longest agreement that is compared when it returns.
 const LONGEST: usize = 16;
 /// Maximum number of positions that are compared then, the nearest ones.
-const PLACES: usize = 64;
+const POSITIONS: usize = 64;
 /// Tokens after a difference for which one token is assumed to be replaced.
 const GUESSES: u32 = 4;
 
@@ -37,7 +37,7 @@ struct Position {
     at: usize,
     /// Tokens that have agreed in a row.
     agreed: u32,
-    /// Tokens since the output left the prediction.
+    /// Tokens since the output deviated from the prediction.
     lost: u32,
 }
 
@@ -70,8 +70,9 @@ impl Prediction {
         let first = self.pairs.partition_point(|(pair, _)| *pair < end);
         let until = self.pairs.partition_point(|(pair, _)| *pair <= end);
         let positions = self.pairs.get(first..until).unwrap_or_default();
-        let near = positions.partition_point(|&(_, at)| (at as usize) < expected).saturating_sub(PLACES / 2);
-        let positions = positions.get(near..).unwrap_or_default().iter().take(PLACES);
+        let near =
+            positions.partition_point(|&(_, at)| (at as usize) < expected).saturating_sub(POSITIONS / 2);
+        let positions = positions.get(near..).unwrap_or_default().iter().take(POSITIONS);
         let best = positions
             .map(|&(_, at)| (self.agreement(at as usize), at as usize))
             .max_by_key(|&(agreed, at)| (agreed, std::cmp::Reverse(at.abs_diff(expected))))?;

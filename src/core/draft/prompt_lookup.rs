@@ -1,10 +1,10 @@
 //! `prompt_lookup`: the tokens after the most recent match of the end of the context.
 //!
-//! An alignment that keeps predicting right is kept although a shorter match may be more recent:
-//! text that is being copied continues where it was. Beyond its own end an alignment repeats
+//! An alignment that continues to predict right is retained although a shorter match may be more
+//! recent: text that is being copied continues where it was. Beyond its end an alignment repeats
 //! itself, as periodic text does. Where a long alignment breaks, text that is being rewritten
-//! usually continues one token later: until a match is found again, the draft assumes that one
-//! token was replaced (match length 0, so its acceptance is learnt separately).
+//! usually continues one token later: until a new match is found, the draft assumes that one token
+//! was replaced (match length 0, so its acceptance is learnt separately).
 
 use super::automaton::Automaton;
 use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
@@ -63,20 +63,20 @@ impl PromptLookup {
 
     fn push(&mut self, token: TokenId) {
         let agrees = |at: usize| self.automaton.text().get(at) == Some(&token);
-        let kept =
+        let continued =
             self.aligned.filter(|&(at, _)| agrees(at)).map(|(at, len)| (at + 1, len.saturating_add(1)));
         let broken = match (self.aligned, self.broken) {
-            (Some((at, len)), _) if kept.is_none() && len >= LONG => Some((at + 1, GUESSES)),
-            (_, Some((at, left))) => left.checked_sub(1).map(|left| (at + 1, left)),
+            (Some((at, len)), _) if continued.is_none() && len >= LONG => Some((at + 1, GUESSES)),
+            (_, Some((at, guesses))) => guesses.checked_sub(1).map(|guesses| (at + 1, guesses)),
             _ => None,
         };
         self.automaton.push(token);
         let found = self.automaton.found().map(|found| (found.end, found.len));
-        self.aligned = match (kept, found) {
-            (Some(kept), Some(found)) if kept.1 > found.1 => Some(kept),
-            (kept, found) => found.or(kept),
+        self.aligned = match (continued, found) {
+            (Some(continued), Some(found)) if continued.1 > found.1 => Some(continued),
+            (continued, found) => found.or(continued),
         };
-        self.broken = broken.filter(|_| self.matched().is_none());
+        self.broken = if self.matched().is_none() { broken } else { None };
     }
 
     fn matched(&self) -> Option<(usize, u32)> {

@@ -1,8 +1,8 @@
 //! Draft length of a model drafter: it stops where it is so unsure that one more token costs more
 //! than its expected gain.
 //!
-//! The acceptance probability of a position is estimated from the drafter's own distribution there,
-//! and the survival probability of a position as the product of these. Only the distribution of the
+//! The acceptance probability of a position is estimated from the drafter's distribution there, and
+//! the survival probability of a position as the product of these. Only the distribution of the
 //! next token is read.
 
 /// Weight of the entropy, where tokens are drawn. The authors take 0.2 to 0.5, for a bound; with

@@ -8,9 +8,9 @@
 //! search finds the innermost. Text and order take 8 bytes per token, an index of every
 //! [`STRIDE`]th entry one more.
 //!
-//! [`Segment`] holds finished texts and never changes: new ones are built and small ones merged, as
-//! in a log-structured merge tree. [`Growing`] holds one text that grows. A [`Finder`] queries one
-//! or several of either.
+//! [`Segment`] stores finished texts and never changes: new ones are built and small ones merged,
+//! as in a log-structured merge tree. [`Growing`] stores one text that grows. A [`Finder`] queries
+//! one or several of either.
 //!
 //! The token id [`SEPARATOR`] is never matched and never proposed: after it in a text a new context
 //! begins, and of a queried context only the tokens after it count.
@@ -31,7 +31,8 @@ pub use count::{AHEAD, Draft, MANY, Proposal, Shape};
 pub use find::{Finder, Rules};
 pub use growing::Growing;
 pub use locate::{Located, Source};
-pub use order::{DEPTH, SEPARATOR, STRIDE};
+pub use order::{DEPTH, SEPARATOR};
+pub use search::STRIDE;
 pub use segment::Segment;
 
 use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Tree, Vote};
@@ -46,8 +47,8 @@ pub type View = Arc<[Arc<Segment>]>;
 const RULES: Rules =
     Rules { max_nodes: AHEAD, max_spec_factor: 4.0, max_spec_offset: 4.0, min_token_prob: 0.02 };
 
-/// The drafter of one session. Memory: 9 to 13 bytes per token of its own context; the texts of
-/// earlier requests are shared.
+/// The drafter of one session. Memory: 9 to 13 bytes per token of its context; the texts of earlier
+/// requests are shared.
 #[derive(Debug)]
 pub struct Suffix {
     id: DrafterId,
@@ -56,8 +57,7 @@ pub struct Suffix {
 }
 
 impl Suffix {
-    /// A drafter that has seen nothing of its own request, with the texts `earlier`, and votes as
-    /// `id`.
+    /// A drafter that has seen nothing of its request, with the texts `earlier`, and votes as `id`.
     pub fn new(earlier: View, id: DrafterId) -> Self {
         Self { id, context: Growing::new(), earlier }
     }

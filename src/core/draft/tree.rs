@@ -1,7 +1,7 @@
 //! A draft: a tree of proposed tokens. A chain is a tree.
 //!
-//! Nodes are kept parents-first, so every prefix of the node list is itself a tree: cutting a draft
-//! to a budget is a truncation.
+//! Nodes are stored parents-first, so every prefix of the node list is itself a tree: cutting a
+//! draft to a budget is a truncation.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -67,7 +67,8 @@ impl DrafterId {
         Self { source: Source::Model, number }
     }
 
-    /// Id under which acceptance is learnt: lookups of one kind share one, each model has its own.
+    /// Id under which acceptance is learnt: lookups of one kind share one, each model has a
+    /// separate one.
     #[must_use]
     pub const fn learnt_as(self) -> Self {
         let number = if matches!(self.source, Source::Model) { self.number } else { 0 };
@@ -155,7 +156,7 @@ pub struct Node {
     pub parent: Option<usize>,
     /// The drafters that proposed it, for their acceptance statistics.
     pub votes: Votes,
-    /// The other drafters' proposals at its position, even if their own tokens were not sent.
+    /// The other drafters' proposals at its position, even if their tokens were not sent.
     pub company: Agreement,
 }
 
@@ -247,16 +248,17 @@ impl Tree {
         if self.nodes.iter().all(|node| node.token < end) {
             return self;
         }
-        let mut kept: Vec<bool> = Vec::with_capacity(self.nodes.len());
+        let mut retained: Vec<bool> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
-            let follows = node.parent.is_none_or(|parent| kept.get(parent) == Some(&true));
-            kept.push(follows && node.token < end);
+            let follows = node.parent.is_none_or(|parent| retained.get(parent) == Some(&true));
+            retained.push(follows && node.token < end);
         }
-        let order: Vec<usize> = (0..kept.len()).filter(|&index| kept.get(index) == Some(&true)).collect();
+        let order: Vec<usize> =
+            (0..retained.len()).filter(|&index| retained.get(index) == Some(&true)).collect();
         self.picked(order.into_iter())
     }
 
-    /// Keeps the first `len` nodes.
+    /// Truncates the draft to its first `len` nodes.
     pub fn truncate(&mut self, len: usize) {
         self.nodes.truncate(len);
     }
@@ -291,13 +293,13 @@ impl Tree {
     }
 
     fn company(&self, node: usize) -> Agreement {
-        let Some(own) = self.nodes.get(node) else { return Agreement::Alone };
-        let source = own.votes.first().drafter.source;
+        let Some(this) = self.nodes.get(node) else { return Agreement::Alone };
+        let source = this.votes.first().drafter.source;
         let other = |votes: &Votes| votes.iter().any(|vote| vote.drafter.source != source);
-        if other(&own.votes) {
+        if other(&this.votes) {
             return Agreement::Seconded;
         }
-        let mut twins = self.children(own.parent).filter_map(|twin| self.nodes.get(twin));
+        let mut twins = self.children(this.parent).filter_map(|twin| self.nodes.get(twin));
         if twins.any(|twin| other(&twin.votes)) { Agreement::Contested } else { Agreement::Alone }
     }
 
@@ -352,7 +354,7 @@ mod tests {
             tree.push(node(token, parent));
         }
         assert_eq!(tree.clone().within(10), tree);
-        let kept: Vec<_> = tree.within(9).nodes().iter().map(|node| (node.token, node.parent)).collect();
-        assert_eq!(kept, [(1, None), (3, Some(0)), (4, Some(1))]);
+        let retained: Vec<_> = tree.within(9).nodes().iter().map(|node| (node.token, node.parent)).collect();
+        assert_eq!(retained, [(1, None), (3, Some(0)), (4, Some(1))]);
     }
 }

@@ -1,24 +1,25 @@
 //! The acceptance rule: the tokens of a draft that join the context.
 //!
 //! Exact is sample and match. The backend sampled a token after every prefix of the draft, or
-//! reported the whole distribution there, from which one is drawn here. Walk down: emit the sample,
-//! go on while it is a child of the position at which it was drawn. Every emitted token is a sample
-//! of the backend's own distribution at its own prefix, so the distribution of the text is the
+//! reported the complete distribution there, from which one is drawn here. Walk down: emit the
+//! sample, go on while it is a child of the position at which it was drawn. Every emitted token is
+//! a sample of the backend's distribution at that prefix, so the distribution of the text is the
 //! backend's whatever was drafted, for one-hot drafts and any tree of them, and for targets whose
 //! noise depends on the position alone.
 //!
-//! A lossy [`Rule`] may keep the first child of a position although the target chose another token.
+//! A lossy [`Rule`] may emit the first child of a position although the target chose another token.
 //! If it may is settled, and its price charged to the [`Ledger`], by the facts known before the
 //! position is decided: the distribution there, the tolerance when the request was sent, the output
-//! so far. So the sum of the charges bounds the total variation of the whole output, by the chain
-//! rule, on every path.
+//! so far. So the sum of the charges limits the total variation of the complete output, by the
+//! chain rule, on every path.
 //!
 //! Where the drafter shares the target's noise, the draft x and the sample y are not independent:
-//! Gumbel noise makes both increasing in the noise of their own token and decreasing in that of all
+//! Gumbel noise makes both increasing in the noise of their token and decreasing in that of all
 //! others, so by the inequality of Fortuin, Kasteleyn and Ginibre P(y = x | x) ≥ p(x): x replaces y
-//! no more often than is charged, and the bound holds. It does not hold for a token that another
-//! drafter proposed and that was chosen by the first one's draw, nor for the positions behind it:
-//! there ([`Judged::coupled`]) the whole probability of keeping x is charged, as if y were never x.
+//! no more often than is charged, and the limit applies. It does not apply to a token that another
+//! drafter proposed and that was chosen by the first one's draw, nor to the positions behind it:
+//! there ([`Judged::coupled`]) the complete probability of replacing y by x is charged, as if y
+//! were never x.
 
 mod rule;
 
@@ -32,8 +33,7 @@ use crate::words::{Dist, DriftLimits, Ledger, Row, VerifyResult};
 /// The result of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accepted {
-    /// The tokens that join the context: the accepted run and one more, unless that was left
-    /// undecided.
+    /// The tokens that join the context: the accepted run and one more, unless that is undecided.
     pub tokens: Vec<TokenId>,
     /// Indices of the draft nodes that were accepted, from the top down.
     pub nodes: Vec<usize>,
@@ -57,7 +57,7 @@ pub struct Accept {
     pub rule: Rule,
     /// Tolerance of a lossy rule, by temperature and load.
     pub tolerance: Tolerance,
-    /// Maximum total variation charged to a whole output; `None`: any amount. It bounds the
+    /// Maximum total variation charged to a complete output; `None`: any amount. It limits the
     /// total-variation distance of the distribution of outputs.
     pub max_drift: Option<f64>,
     /// Maximum total variation charged per output token, on average so far.
@@ -82,7 +82,7 @@ impl Accept {
     }
 
     fn limits(&self) -> DriftLimits {
-        DriftLimits { whole: self.max_drift, rate: self.max_drift_rate }
+        DriftLimits { total: self.max_drift, rate: self.max_drift_rate }
     }
 }
 
@@ -133,10 +133,10 @@ pub fn walk(
     let mut position = None;
     while let Some(row) = result.rows.get(position.map_or(0, |node| node + 1)) {
         let depth = accepted.tokens.len();
-        let keep = relaxed(round, position, row, accept, &accepted.tokens, ledger);
-        let kept = keep.filter(|keep| draws.chance(depth, keep.probability));
-        let token = match (target_token(row, || draws.token(depth)), kept) {
-            (token, Some(Kept { token: child, .. })) if token != Some(child) => {
+        let relaxed = relaxed(round, position, row, accept, &accepted.tokens, ledger);
+        let substitute = relaxed.filter(|relaxed| draws.chance(depth, relaxed.probability));
+        let token = match (target_token(row, || draws.token(depth)), substitute) {
+            (token, Some(Substitution { token: child, .. })) if token != Some(child) => {
                 ledger.substitutions += 1;
                 Some(child)
             }
@@ -153,11 +153,10 @@ pub fn walk(
     Some(accepted)
 }
 
-/// A draft token that is kept although the target chose another one.
+/// A draft token that may replace the target's choice, with this probability.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct Substitution {
     token: TokenId,
-    /// With this probability.
     probability: f64,
 }
 
@@ -170,7 +169,7 @@ fn relaxed(
     accept: &Accept,
     before: &[TokenId],
     ledger: &mut Ledger,
-) -> Option<Kept> {
+) -> Option<Substitution> {
     let Judged { draft, result, tolerance, output, .. } = *round;
     if tolerance <= 0.0 || accept.rule == Rule::Exact {
         return None;
@@ -183,25 +182,25 @@ fn relaxed(
     let token = draft.nodes().get(node)?.token;
     let known = known(row, token, result, node);
     let charge = known.and_then(|known| {
-        let keep = accept.rule.keeps(&known, tolerance)?;
+        let replaced = accept.rule.replacement_probability(&known, tolerance)?;
         let spent = if round.coupled { 1.0 } else { 1.0 - known.low };
-        Some((keep, keep * spent))
+        Some((replaced, replaced * spent))
     });
-    let Some((keep, charge)) = charge else {
+    let Some((probability, charge)) = charge else {
         ledger.unknown += 1;
         return None;
     };
     let worth = charge > 0.0 && ledger.charge(charge, output + before.len(), accept.limits());
-    worth.then_some(Kept { token, probability: keep })
+    worth.then_some(Substitution { token, probability })
 }
 
 /// Known figures at the position of a row for its child `node`.
 fn known(row: &Row, token: TokenId, result: &VerifyResult, node: usize) -> Option<Known> {
-    let told = result.rows.get(node + 1).and_then(|row| row.draft_p);
-    Known::of(row.dist.as_ref()?, row.entropy, token, told)
+    let reported = result.rows.get(node + 1).and_then(|row| row.draft_p);
+    Known::of(row.dist.as_ref()?, row.entropy, token, reported)
 }
 
-/// The token that the target takes at a position: its own sample, or one drawn here from its whole
+/// The token that the target takes at a position: its sample, or one drawn here from its complete
 /// distribution.
 fn target_token(row: &Row, noise: impl FnOnce() -> f64) -> Option<TokenId> {
     row.sample
@@ -211,10 +210,10 @@ fn target_token(row: &Row, noise: impl FnOnce() -> f64) -> Option<TokenId> {
 /// The token at the quantile `noise`, uniform in (0, 1).
 fn drawn(dist: &Dist, noise: f64) -> Option<TokenId> {
     let total: f64 = dist.top.iter().map(|entry| entry.1).sum();
-    let mut left = noise * total;
+    let mut remaining = noise * total;
     let fallen = dist.top.iter().find(|&&(_, p)| {
-        left -= p;
-        left <= 0.0
+        remaining -= p;
+        remaining <= 0.0
     });
     fallen.or(dist.top.last()).map(|entry| entry.0)
 }

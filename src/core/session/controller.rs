@@ -26,7 +26,7 @@ use crate::words::{PlainReason, Proposal, Put, VerifyMethod};
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum NextStep {
     /// Decode plainly, for this reason.
     Plain(PlainReason),
     /// Verify this draft.
@@ -55,7 +55,7 @@ pub struct Took {
     pub put: Put,
     /// Nodes of the draft, of which the dialect may send fewer.
     pub planned: usize,
-    /// Seconds since plain decoding was left or the request before it ended.
+    /// Seconds since plain decoding ended or since the last verify request was answered.
     pub seconds: f64,
     /// Tokens of our other verify requests in flight.
     pub concurrent: usize,
@@ -76,11 +76,11 @@ const FAULT_BACKOFF_TOKENS: usize = 16;
 /// An engine is busy if a verify request is expected to take this share of its timeout.
 const BUSY: f64 = 0.125;
 /// Tokens for which drafts are as short as one that the engine had no room for: its slots are
-/// divided among its requests, and the bound of `min_tokens` moves with the output.
+/// divided among its requests, and the limit by `min_tokens` moves with the output.
 const CUT_FOR: usize = 64;
-/// Decay of a session's own rounds, in rounds.
+/// Decay of the rounds of this session, in rounds.
 const MEMORY: f64 = 24.0;
-/// Tokens of a class that weigh as much as its rounds do in combination with a session's own.
+/// Tokens of a class that weigh as much as its rounds do in combination with a session's.
 const CLASS_TOKENS: f64 = 16.0;
 
 /// The speculation controller of one session.
@@ -228,7 +228,7 @@ impl SpeculationController {
 
     /// Advances the virtual round by a plain token.
     fn follow(&mut self, token: TokenId) {
-        if self.virtual_round.as_ref().is_none_or(|round| !round.whole) {
+        if self.virtual_round.as_ref().is_none_or(|round| !round.all_informed) {
             self.uncounted = self.uncounted.map(|tokens| tokens + 1);
         }
         let Some(mut round) = self.virtual_round.take() else { return };
@@ -236,7 +236,7 @@ impl SpeculationController {
         score(&self.control, &mut self.tuning, self.bucket, draft, parent, depth, token);
         match round.follow(token) {
             None => self.virtual_round = Some(round),
-            Some(tokens) if round.whole => {
+            Some(tokens) if round.all_informed => {
                 let before = self.uncounted.replace(0).unwrap_or(0);
                 let weight = 1.0 + before as f64 / tokens as f64;
                 self.count(Round { weight, ..Round::new(round.planned, 0, tokens) });
@@ -254,12 +254,12 @@ impl SpeculationController {
         self.control.with(|learnt| learnt.classes.push(class, round));
     }
 
-    /// Starts a virtual round of the lookups, if there is none. One for which every drafter is
-    /// informed takes the place of one for which some were not: a head is heard at every round, but
-    /// at every eighth plain token. It stands for the tokens since the last of its kind too.
+    /// Starts a virtual round of the lookups, if there is none. A round for which every drafter is
+    /// informed replaces one for which some were not (a head proposes at every round, but only at
+    /// every eighth plain token), and then also counts the tokens since the last such round.
     fn begin_virtual(&mut self) {
-        let whole = self.lookups().all(Lookup::is_informed);
-        let goes_on = self.virtual_round.as_ref().is_some_and(|round| round.whole || !whole);
+        let all_informed = self.lookups().all(Lookup::is_informed);
+        let goes_on = self.virtual_round.as_ref().is_some_and(|round| round.all_informed || !all_informed);
         if goes_on || !self.lookups().any(Lookup::is_informed) {
             return;
         }
@@ -272,7 +272,7 @@ impl SpeculationController {
         });
         draft.truncate(quote.nodes.max(4));
         self.uncounted.get_or_insert(0);
-        self.virtual_round = Some(VirtualRound::new(draft, quote.nodes, whole));
+        self.virtual_round = Some(VirtualRound::new(draft, quote.nodes, all_informed));
     }
 
     /// The drafts merged within `budget`, and their best cut where a second is worth `rate` tokens.
@@ -332,7 +332,7 @@ impl SpeculationController {
         }
     }
 
-    /// Bytes that the lookups hold for this session.
+    /// Bytes allocated by the lookups for this session.
     pub fn lookup_bytes(&self) -> usize {
         self.lookups().map(Lookup::bytes).sum()
     }
@@ -482,7 +482,8 @@ impl SpeculationController {
 
     /// Starts a streak of rounds.
     pub fn enter(&mut self, now: Tick) {
-        (self.virtual_round, self.uncounted) = (None, None);
+        self.virtual_round = None;
+        self.uncounted = None;
         let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
         self.streak = Some(Streak::new(now, trial));
     }

@@ -1,9 +1,9 @@
 //! The state machine: the actions in flight, the effect of each event on them, and the end of every
 //! fault.
 //!
-//! Two rules keep it exact. A token that was read belongs to the context: it is emitted, whatever
-//! happens next. And an action that was cancelled is forgotten: later events of it are ignored. All
-//! else is bookkeeping.
+//! Two rules guarantee exactness. A token that was read belongs to the context: it is emitted,
+//! whatever happens next. And an action that was cancelled is forgotten: later events of it are
+//! ignored.
 
 mod decide;
 mod flight;
@@ -13,7 +13,7 @@ mod round;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use self::flight::{Asked, Flight, Kind, PlainFlight, Shadowing};
+use self::flight::{ActionKind, Flight, PlainFlight, PlainScope, Shadowing};
 use super::accept::{Judge, Walk};
 use super::controller::SpeculationController;
 use super::output::Output;
@@ -28,33 +28,45 @@ use crate::words::PlainReason;
 /// Minimum tokens after the first piece of output for a reported pace.
 const MIN_PACED: usize = 8;
 
+/// Conditions under which the session must not speculate for now.
+#[derive(Debug, Default)]
+struct Backoff {
+    /// Not before this: the backend requested a pause.
+    until: Option<Tick>,
+    /// After a fault: not before this many output tokens, for `reason`.
+    until_tokens: usize,
+    reason: Option<PlainReason>,
+}
+
+/// Consecutive plain requests that yielded no token.
+#[derive(Debug, Default)]
+struct Interruptions {
+    /// Requests that broke off.
+    broken: u32,
+    /// Requests for which the backend requested a pause instead.
+    pauses: u32,
+}
+
 /// The state machine of one request. `W` judges its rounds: [`Judge`], unless a test plants a bug
 /// there.
 pub struct Session<W: Walk = Judge> {
     rules: Rules,
     marks: Arc<[TokenId]>,
     output: Output,
-    /// The backend's sampling may be bound by a grammar.
-    bound: bool,
+    /// A grammar may constrain the backend's sampling.
+    constrained: bool,
     controller: SpeculationController,
     judge: W,
     flight: Flight,
     temperature: f64,
-    /// End of a pause that the backend asked for, while no plain request is in flight.
-    wait: Option<Tick>,
+    /// End of a pause that the backend requested, while no plain request is in flight.
+    resume_at: Option<Tick>,
     /// The ids of this request cannot be trusted.
     doubt: Option<Doubted>,
     /// Reason why the gates do not allow speculation now; `None` if they do.
     closed: Option<PlainReason>,
-    /// No speculation before this: the backend asked for a pause.
-    pause: Option<Tick>,
-    /// After a fault: no speculation before this many output tokens, for this reason.
-    fault_until: usize,
-    fault_reason: PlainReason,
-    /// Consecutive plain requests that broke off without a token, and pauses that the backend asked
-    /// for instead of one.
-    broken: u32,
-    pauses: u32,
+    backoff: Backoff,
+    interruptions: Interruptions,
     over: bool,
     /// Time of the last event.
     now: Tick,
@@ -85,19 +97,16 @@ impl<W: Walk> Session<W> {
             rules: start.rules,
             marks: start.marks,
             output: Output::new(start.ending, start.limit, start.decode, start.parser),
-            bound: start.unconfirmed,
+            constrained: start.unconfirmed,
             controller,
             judge,
             flight: Flight::default(),
             temperature: start.temperature,
-            wait: None,
+            resume_at: None,
             doubt: None,
             closed: None,
-            pause: None,
-            fault_until: 0,
-            fault_reason: PlainReason::VerifyFault,
-            broken: 0,
-            pauses: 0,
+            backoff: Backoff::default(),
+            interruptions: Interruptions::default(),
             over: false,
             now,
             paced: None,
@@ -109,13 +118,13 @@ impl<W: Walk> Session<W> {
         if let Some(prompt) = start.prompt {
             session.know_prompt(prompt);
         }
-        // The ids are told by the answer.
+        // Only the answer reports the ids.
         let forbidden = session.forbidden(now).filter(|&reason| reason != PlainReason::UntrustedIds);
         session.summary.reason = forbidden.or(Some(PlainReason::NoGain));
         let id = session.act(Action::Plain(PlainRequest::First));
         session.flight.plain = Some(PlainFlight {
             id,
-            asked: if start.first_token_alone { Asked::FirstToken } else { Asked::Whole },
+            scope: if start.first_token_alone { PlainScope::FirstToken } else { PlainScope::Client },
             most: u32::MAX,
             brought: 0,
             since,
@@ -143,10 +152,10 @@ impl<W: Walk> Session<W> {
             _ => {}
         }
         match self.flight.kind(answers) {
-            Some(Kind::Plain) => self.plain_event(event, now),
-            Some(Kind::Draft) => self.drafting(event, now),
-            Some(Kind::Verify) => self.verifying(event, now),
-            Some(Kind::Shadow) => self.shadowed(&event, now),
+            Some(ActionKind::Plain) => self.plain_event(event, now),
+            Some(ActionKind::Draft) => self.drafting(event, now),
+            Some(ActionKind::Verify) => self.verifying(event, now),
+            Some(ActionKind::Shadow) => self.shadowed(&event, now),
             None => {}
         }
     }
@@ -194,7 +203,7 @@ impl<W: Walk> Session<W> {
 
     /// Due time of [`Event::Timeout`]; `None` if nothing in flight has a deadline.
     pub fn deadline(&self) -> Option<Tick> {
-        self.flight.deadline().into_iter().chain(self.wait).min()
+        self.flight.deadline().into_iter().chain(self.resume_at).min()
     }
 
     /// Ends the actions whose deadline has passed at `now`.
@@ -207,7 +216,7 @@ impl<W: Walk> Session<W> {
             self.act(Action::Cancel(late.id));
             self.verify_late(&late, now);
         }
-        if self.wait.take_if(|until| *until <= now).is_some() {
+        if self.resume_at.take_if(|until| *until <= now).is_some() {
             self.decode_plainly(PlainReason::RetryAfter, false, now);
         }
     }
@@ -242,7 +251,8 @@ impl<W: Walk> Session<W> {
 
     fn finish(&mut self, finish: Option<Finish>) {
         let under_way = self.flight.land();
-        (self.wait, self.presence) = (None, None);
+        self.resume_at = None;
+        self.presence = None;
         if std::mem::replace(&mut self.over, true) {
             return;
         }
@@ -265,11 +275,14 @@ impl<W: Walk> Session<W> {
         self.act(Action::Finish(summary));
     }
 
-    /// Seconds per token as its client saw them, where the session was free to speculate or held
-    /// back at random.
+    /// Seconds per token as its client received them, where the session was free to speculate or in
+    /// the control group.
     fn token_seconds(&self) -> Option<f64> {
         let free = self.rules.permission == Permission::Speculate && self.rules.gamma_fixed.is_none();
-        let (first, begun, last) = self.paced.filter(|_| free)?;
+        let (first, begun, last) = self.paced?;
+        if !free {
+            return None;
+        }
         let tokens = self.output.tokens().len().saturating_sub(begun);
         (tokens >= MIN_PACED).then(|| last.seconds_since(first) / tokens as f64)
     }

@@ -1,16 +1,16 @@
 //! The output of one request: tokens to text, stop texts, limits, and the part that the client has
 //! already received.
 //!
-//! During the first plain request the backend's own text goes out verbatim, and is compared with
-//! the decoded tokens. Only while the two agree may the session continue on its own; its text then
-//! starts exactly where the backend's left off. Where the backend parses its output, the parts that
+//! During the first plain request the backend's text goes out verbatim, and is compared with the
+//! decoded tokens. Only while the two agree may the session continue by itself; its text then
+//! starts exactly where the backend's ended. Where the backend parses its output, the parts that
 //! the tokens parse to are compared in the same way.
 
 mod parsing;
 
 use self::parsing::{Parsing, same_part};
 use super::parse::{Difference, MakeParser, Parsed};
-use super::start::{Ending, Hold, Limit, StopOrder};
+use super::start::{Ending, Limit, StopBuffer, StopOrder};
 use super::{Decode, Delta, Finish, PartsSeen, Stopped};
 use crate::units::TokenId;
 use crate::words::Structure;
@@ -64,8 +64,8 @@ impl Output {
         }
     }
 
-    /// Sets the prompt: its length counts against the limit of the context, and its end tells the
-    /// parser where the output begins.
+    /// Sets the prompt: its length counts against the limit of the context, and the parser reads
+    /// from its end where the output begins.
     pub fn set_prompt(&mut self, ids: &[TokenId]) {
         self.prompt_len = Some(ids.len());
         if let Some(parser) = self.parser.take() {
@@ -144,19 +144,19 @@ impl Output {
 
     /// Maximum number of tokens still to come; `None` without a limit.
     pub fn rest(&self) -> Option<usize> {
-        let own = self.limit.max_tokens.map(|max| max as usize);
-        let context =
+        let by_request = self.limit.max_tokens.map(|max| max as usize);
+        let by_context =
             self.limit.context.zip(self.prompt_len).map(|(max, len)| (max as usize).saturating_sub(len));
-        let most = match (own, context) {
-            (Some(own), Some(context)) => Some(own.min(context)),
-            (own, context) => own.or(context),
+        let most = match (by_request, by_context) {
+            (Some(request), Some(context)) => Some(request.min(context)),
+            (request, context) => request.or(context),
         };
         most.map(|most| most.saturating_sub(self.tokens.len()))
     }
 
     /// Takes tokens of the first plain request, and what came with them, which goes to the client
     /// unchanged. `ends`: the backend reports that the last of them ends the text; this is used
-    /// where the text is parsed, for it may hold special tokens.
+    /// where the text is parsed, for it may contain special tokens.
     pub fn plain(&mut self, tokens: Vec<TokenId>, parsed: Parsed, ends: bool) -> Delta {
         let ends = ends && self.parsing.is_some();
         for (index, &token) in tokens.iter().enumerate() {
@@ -179,29 +179,32 @@ impl Output {
     }
 
     /// True if the backend's text is level with the tokens: not ahead of them, and behind by no
-    /// more than the backend holds back for a stop text ([`Hold`]), with some text seen before
+    /// more than the backend withholds for a stop text ([`StopBuffer`]), with some text seen before
     /// that. Only then is it certain that no component between them (a parser of tools or of
     /// reasoning) withholds text, and that continuing by tokens is seamless.
     pub fn level(&self) -> bool {
         if let Some(parsing) = &self.parsing {
             return self.agrees && parsing.level();
         }
-        let Some(ahead) = self.text.get(self.backend.len()..).filter(|_| self.agrees) else { return false };
+        if !self.agrees {
+            return false;
+        }
+        let Some(ahead) = self.text.get(self.backend.len()..) else { return false };
         ahead.is_empty() || (!self.backend.is_empty() && self.buffers(ahead))
     }
 
-    /// True if the backend may hold this end of the text back because a stop text may be in it.
+    /// True if the backend may withhold this end of the text because a stop text may be in it.
     fn buffers(&self, ahead: &str) -> bool {
-        match self.ending.hold {
-            Hold::Beginning => ahead.len() <= self.held(),
-            Hold::Longest => {
+        match self.ending.stop_buffer {
+            StopBuffer::Beginning => ahead.len() <= self.withheld_bytes(),
+            StopBuffer::Longest => {
                 let longest = self.ending.stop.iter().map(|stop| stop.chars().count()).max();
                 ahead.chars().count() < longest.unwrap_or(0)
             }
         }
     }
 
-    /// Leaves the first plain request: from here on the session's own text goes out.
+    /// Ends the first plain request: from here on the session's text goes out.
     pub fn take_over(&mut self) -> Delta {
         self.sent = self.backend.len();
         self.backend = String::new();
@@ -225,7 +228,7 @@ impl Output {
         Delta { tokens: taken, parsed: self.release() }
     }
 
-    /// Ends the output if it goes on, and releases the text that was held back.
+    /// Ends the output if it goes on, and releases the text that was withheld.
     pub fn end(&mut self, finish: Finish) -> Delta {
         if self.finish.is_none() {
             self.flush(finish);
@@ -234,14 +237,14 @@ impl Output {
         Delta { tokens: Vec::new(), parsed: self.release() }
     }
 
-    fn take(&mut self, token: TokenId, told: bool) {
+    fn take(&mut self, token: TokenId, reported_end: bool) {
         self.tokens.push(token);
         if self.finish.is_some() {
             return;
         }
         let by_id = self.ending.stop_token_ids.contains(&token);
         let of_text = self.ends_as_text(token);
-        let ends = by_id || of_text || told;
+        let ends = by_id || of_text || reported_end;
         let from = self.text.len();
         if !ends || (by_id && self.ending.include_stop) {
             let piece = self.decode.push(token);
@@ -257,16 +260,16 @@ impl Output {
         if over {
             self.close();
             if ends && self.stopped.is_none() {
-                let own = by_id && !of_text;
-                self.stopped = Some(if own { Stopped::Token(token) } else { Stopped::TextEnd(token) });
+                self.stopped =
+                    Some(if by_id && !of_text { Stopped::Token(token) } else { Stopped::TextEnd(token) });
             }
         }
     }
 
-    /// Ends the output for `finish`, unless the text that was held back completes a stop text.
+    /// Ends the output for `finish`, unless the text that was withheld completes a stop text.
     fn flush(&mut self, finish: Finish) {
-        let held = self.decode.flush();
-        self.append(&held);
+        let rest = self.decode.flush();
+        self.append(&rest);
         self.finish.get_or_insert(finish);
     }
 
@@ -316,14 +319,15 @@ impl Output {
         if let Some(parsing) = &mut self.parsing {
             return parsing.release();
         }
-        let until = if self.finish.is_some() { self.text.len() } else { self.text.len() - self.held() };
+        let until =
+            if self.finish.is_some() { self.text.len() } else { self.text.len() - self.withheld_bytes() };
         let text = self.text.get(self.sent..until).unwrap_or_default().to_owned();
         self.sent = self.sent.max(until);
         Parsed::content(text)
     }
 
     /// Bytes at the end of the text that may be the beginning of a stop text.
-    fn held(&self) -> usize {
+    fn withheld_bytes(&self) -> usize {
         let bytes = self.text.as_bytes();
         let stops = self.ending.stop.iter().map(String::as_bytes);
         stops
@@ -433,7 +437,7 @@ mod tests {
     #[test]
     fn own_text_starts_where_the_backend_left_off() {
         let mut out = output(&["xyz"], 99);
-        out.ending.hold = Hold::Longest;
+        out.ending.stop_buffer = StopBuffer::Longest;
         assert_eq!(out.plain(vec![0, 1, 2], Parsed::content("a".into()), false).parsed.text, "a");
         assert!(out.level());
         assert_eq!(out.take_over().parsed.text, "bc");
@@ -444,17 +448,20 @@ mod tests {
     fn unseen_text_is_level_only_where_the_backend_buffers_it() {
         let level = |hold, stop: &str, seen: &str| {
             let mut out = output(&[stop], 99);
-            out.ending.hold = hold;
+            out.ending.stop_buffer = hold;
             out.plain(vec![0, 1, 2, 3], Parsed::content(seen.into()), false);
             out.level()
         };
         // The tokens decode to "abcd". One backend holds back the beginning of the stop text,
         // another a fixed length.
-        assert!(level(Hold::Beginning, "cdx", "ab"));
-        assert!(!level(Hold::Beginning, "cdx", "a"), "more is missing than begins a stop text");
-        assert!(!level(Hold::Beginning, "longer than the text", "ab"), "nothing of it begins a stop text");
-        assert!(level(Hold::Longest, "xyz", "ab") && !level(Hold::Longest, "xyz", "a"));
-        assert!(!level(Hold::Longest, "longer than the text", ""), "a parser may keep all of it");
+        assert!(level(StopBuffer::Beginning, "cdx", "ab"));
+        assert!(!level(StopBuffer::Beginning, "cdx", "a"), "more is missing than begins a stop text");
+        assert!(
+            !level(StopBuffer::Beginning, "longer than the text", "ab"),
+            "nothing of it begins a stop text"
+        );
+        assert!(level(StopBuffer::Longest, "xyz", "ab") && !level(StopBuffer::Longest, "xyz", "a"));
+        assert!(!level(StopBuffer::Longest, "longer than the text", ""), "a parser may keep all of it");
     }
 
     #[test]

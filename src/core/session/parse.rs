@@ -1,12 +1,13 @@
 //! Output parsers: from text with markers to reasoning, content and tool calls.
 //!
 //! A server with a reasoning or tool parser sends its chats in these parts. The trait is
+//! A server with a reasoning or tool parser sends its chats in these parts. The trait is
 //! implemented in `foretell-engines`, one parser per family of models; the session feeds it what
-//! the server's own parser is fed, and compares the results.
+//! the server's parser is fed, and compares the results.
 
 use crate::units::TokenId;
 
-/// Parts of an output, as one delta of a chat holds them.
+/// Parts of an output, as one delta of a chat carries them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
     pub reasoning: String,
@@ -48,7 +49,7 @@ pub struct CallDelta {
     /// The call's id, in the first piece, where the model itself writes ids; `None` elsewhere: the
     /// server makes one.
     pub id: Option<String>,
-    /// The function's name, whole, in the first piece of the call; `None` in all others.
+    /// The function's name, complete, in the first piece of the call; `None` in all others.
     pub name: Option<String>,
     /// Text that this piece adds to the arguments; empty if none.
     pub arguments: String,
@@ -64,14 +65,14 @@ impl CallDelta {
     }
 }
 
-/// The first difference between the parts of an output here and at the backend: its place, without
-/// the text.
+/// The first difference between the parts of an output here and at the backend: its position,
+/// without the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// The part: `reasoning`, `content`, `name` or `arguments` of a call.
     pub part: &'static str,
     /// Length of the part here, bytes.
-    pub own: usize,
+    pub local: usize,
     /// Length of the part at the backend, bytes.
     pub backend: usize,
     /// The first byte that differs; the shorter length if one is the beginning of the other.
@@ -80,14 +81,14 @@ pub struct Difference {
 
 impl Difference {
     /// The difference between two parts; `None` if they are the same.
-    pub fn between(part: &'static str, own: &str, backend: &str) -> Option<Self> {
-        let at = own.bytes().zip(backend.bytes()).take_while(|(own, backend)| own == backend).count();
-        (own != backend).then_some(Self { part, own: own.len(), backend: backend.len(), at })
+    pub fn between(part: &'static str, local: &str, backend: &str) -> Option<Self> {
+        let at = local.bytes().zip(backend.bytes()).take_while(|(local, backend)| local == backend).count();
+        (local != backend).then_some(Self { part, local: local.len(), backend: backend.len(), at })
     }
 
     /// True if one of the two is the beginning of the other.
     fn is_of_length(self) -> bool {
-        self.at == self.own.min(self.backend)
+        self.at == self.local.min(self.backend)
     }
 
     /// The one that shows most among differences of one output: the first of content, else of
@@ -98,17 +99,17 @@ impl Difference {
     }
 }
 
-/// Makes the parser of an output from the ids of its prompt, which tell if the prompt has opened a
-/// part; `None` if the server's own parser cannot be told.
+/// Makes the parser of an output from the ids of its prompt, which show if the prompt has opened a
+/// part; `None` if the server's parser is not known.
 pub type MakeParser = Box<dyn FnOnce(&[TokenId]) -> Option<Box<dyn Parse>> + Send>;
 
-/// Parses one output, token by token, as the server's own parser does for a stream.
+/// Parses one output, token by token, as the server's parser does for a stream.
 pub trait Parse: Send {
     /// Adds a token and the text that became certain with it (special tokens as their text; empty
     /// for half a character). Returns the parts that became certain: never part of a marker.
     fn push(&mut self, token: TokenId, text: &str) -> Parsed;
 
-    /// The parts still held back, at the end of the output.
+    /// The parts still withheld, at the end of the output.
     fn finish(&mut self) -> Parsed;
 
     /// True if the last token is not inside a tool call or its markers.
@@ -118,8 +119,8 @@ pub trait Parse: Send {
     /// parser.
     fn reasoning_tokens(&self) -> u64;
 
-    /// False once the server's answer cannot be told from the output: what was given since the last
-    /// token may differ from it.
+    /// False once the server's answer cannot be derived from the output: what was given since the
+    /// last token may differ from it.
     fn is_sure(&self) -> bool;
 
     /// A copy that continues independently from here.
@@ -133,9 +134,9 @@ mod tests {
     #[test]
     fn a_difference_of_content_shows_more_than_one_of_length() {
         let longer = Difference::between("content", "ab", "abc");
-        assert_eq!(longer, Some(Difference { part: "content", own: 2, backend: 3, at: 2 }));
+        assert_eq!(longer, Some(Difference { part: "content", local: 2, backend: 3, at: 2 }));
         let other = Difference::between("arguments", "{é}", "{è}");
-        assert_eq!(other, Some(Difference { part: "arguments", own: 4, backend: 4, at: 2 }));
+        assert_eq!(other, Some(Difference { part: "arguments", local: 4, backend: 4, at: 2 }));
         assert_eq!(Difference::between("name", "f", "f"), None);
         assert_eq!(Difference::first([longer, other].into_iter().flatten()), other);
         assert_eq!(Difference::first(longer), longer);

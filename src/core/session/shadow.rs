@@ -11,12 +11,12 @@ use crate::units::TokenId;
 #[derive(Debug)]
 pub struct VirtualRound {
     draft: Tree,
-    /// Nodes that would have been sent, the first ones; the draft may hold some more, which are
+    /// Nodes that would have been sent, the first ones; the draft may contain some more, which are
     /// scored too.
     pub planned: usize,
-    /// True if every drafter was informed where it began. Another one says how often the tokens of
-    /// those that were are right, but not what a round yields.
-    pub whole: bool,
+    /// True if every drafter was informed when the round began. A round without this counts for the
+    /// acceptance of the informed drafters, but not for the yield of a round.
+    pub all_informed: bool,
     position: Option<usize>,
     depth: usize,
     /// Tokens that the planned nodes have yielded.
@@ -25,8 +25,8 @@ pub struct VirtualRound {
 
 impl VirtualRound {
     /// A round that begins at the end of the context.
-    pub fn new(draft: Tree, planned: usize, whole: bool) -> Self {
-        Self { draft, planned, whole, position: None, depth: 0, accepted: 0 }
+    pub fn new(draft: Tree, planned: usize, all_informed: bool) -> Self {
+        Self { draft, planned, all_informed, position: None, depth: 0, accepted: 0 }
     }
 
     /// The position that the next token decides: draft, parent node and depth.
@@ -47,7 +47,7 @@ impl VirtualRound {
     }
 }
 
-/// The schedule of shadow passes, in which the model drafter reports its own choices.
+/// The schedule of shadow passes, in which the model drafter reports its choices.
 ///
 /// One teacher-forced pass over the last [`ShadowSchedule::CHUNK`] tokens costs little, but not
 /// nothing: passes are spaced so that they take at most [`ShadowSchedule::SHARE`] of the plain

@@ -29,18 +29,18 @@ pub struct Start {
     /// Makes the parser of its output, where the backend parses it; then there are no stop texts.
     /// `None` where it sends text only.
     pub parser: Option<MakeParser>,
-    /// The first plain request brings the first token alone, and the rest is asked for by ids: the
-    /// backend tells no ids in a stream of this request.
+    /// The first plain request brings the first token alone, and the rest is requested by ids: the
+    /// backend reports no ids in a stream of this request.
     pub first_token_alone: bool,
-    /// The backend may bind the sampling by a grammar that it does not apply to later requests:
-    /// plain until [`super::Event::Rendered`] says that it does not.
+    /// The backend may constrain the sampling by a grammar that it does not apply to later
+    /// requests: plain until [`super::Event::Rendered`] reports that it does not.
     pub unconfirmed: bool,
     /// The rules of policy, replica and client.
     pub rules: Rules,
-    /// When the client's own request was sent, and its place among the requests of the engine from
-    /// then on; `None`: now. Some engines send no head before their first token.
+    /// Time at which the client's request was sent, and its presence among the requests of the
+    /// engine from then on; `None`: now. Some engines send no head before their first token.
     pub sent: Option<(Presence, Tick)>,
-    /// Seeds the session's own random numbers, which decide what is explored and never what is
+    /// Seeds the random numbers of the session, which decide what is explored and never what is
     /// emitted.
     pub seed: u64,
     /// Seeds the random numbers drawn here for the output, where the backend sends distributions
@@ -51,7 +51,8 @@ pub struct Start {
 /// Maximum length of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// Maximum output tokens: the client's own, else the server's default; `None` if there is none.
+    /// Maximum output tokens: the client's limit, else the server's default; `None` if there is
+    /// none.
     pub max_tokens: Option<u32>,
     /// Maximum tokens of prompt and output together that the model takes; `None` if not known.
     pub context: Option<u32>,
@@ -64,13 +65,13 @@ pub struct Ending {
     pub stop: Vec<String>,
     /// Selects the stop text that counts if one token completes several.
     pub stop_order: StopOrder,
-    /// Amount of text that the backend holds back because a stop text may begin in it.
-    pub hold: Hold,
+    /// Amount of text that the backend withholds because a stop text may begin in it.
+    pub stop_buffer: StopBuffer,
     /// A matched stop text (or the text of a stop token) stays in the output.
     pub include_stop: bool,
     /// Tokens that end the output.
     pub stop_token_ids: Vec<TokenId>,
-    /// The model's own end-of-text tokens.
+    /// The model's end-of-text tokens.
     pub eos: Vec<TokenId>,
     /// End-of-text tokens do not end the output.
     pub ignore_eos: bool,
@@ -91,9 +92,9 @@ pub enum StopOrder {
     FirstBegun,
 }
 
-/// The end of the text that a backend holds back because a stop text may be in it. Engines differ.
+/// The end of the text that a backend withholds because a stop text may be in it. Engines differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Hold {
+pub enum StopBuffer {
     /// The longest end of the text that is the beginning of a stop text, or nothing at all.
     #[default]
     Beginning,
@@ -137,6 +138,22 @@ pub const GAMMA_MAX: usize = 32;
 /// Default timeout of a verify request.
 pub const VERIFY_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Timeouts of requests in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Timeout of a verify request.
+    pub verify: Duration,
+    /// Timeout of a draft of the model drafter; `None` is twice the time of a plain token, and the
+    /// timeout of a verify request for the first draft, for which the drafter reads the prompt.
+    pub draft: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { verify: VERIFY_TIMEOUT, draft: None }
+    }
+}
+
 /// The rules of policy, replica and client.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -167,7 +184,7 @@ pub struct Rules {
     /// Share of accepted first draft tokens, 0 to 1, below which the acceptance gate is closed,
     /// where no gain is predicted.
     pub min_acceptance: f64,
-    /// Longest pause in the stream that a round may cause; `None` is without bound.
+    /// Longest pause in the stream that a round may cause; `None` is without limit.
     pub max_gap: Option<Duration>,
     /// Greatest ratio of the times to the first tokens of other requests, with drafts in flight and
     /// without; 20 ms more are always allowed.
@@ -179,21 +196,17 @@ pub struct Rules {
     /// The number of the model drafter that answers `Draft` and `Shadow`
     /// ([`crate::control::Control::model`]); `None` without one.
     pub model: Option<u8>,
-    /// The model drafter, or the head of the target, draws with the target's own noise.
+    /// The model drafter, or the head of the target, draws with the target's noise.
     pub shares_noise: bool,
     /// Maximum tokens of context and draft in a verify request.
     pub context_max: usize,
     /// This request is in the control group.
     pub holdback: bool,
-    /// Maximum tokens of a continued plain request, where they must be bounded; `None` decides by
+    /// Maximum tokens of a continued plain request, where they must be limited; `None` decides by
     /// measurement.
     pub segment: Option<u32>,
-    /// Timeout of a verify request.
-    pub verify_timeout: Duration,
-    /// Timeout of a draft of the model drafter; `None` is the session's own patience, twice the
-    /// time of a plain token. The first draft of a request, for which the drafter reads the prompt,
-    /// then has the timeout of a verify request.
-    pub draft_timeout: Option<Duration>,
+    /// Timeouts of requests in a round.
+    pub timeouts: Timeouts,
 }
 
 impl Rules {
@@ -226,8 +239,7 @@ impl Default for Rules {
             context_max: 8192,
             holdback: false,
             segment: None,
-            verify_timeout: VERIFY_TIMEOUT,
-            draft_timeout: None,
+            timeouts: Timeouts::default(),
         }
     }
 }

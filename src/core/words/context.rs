@@ -2,8 +2,7 @@
 //!
 //! The tokens of a request only grow. Every sender of them (a verify request, a later plain
 //! request, a request to the model drafter) gets a clone, which copies no token. Their JSON text,
-//! which is most of a request body, is written once and extended, not written again for every
-//! request.
+//! which is most of a request body, is written once and extended, not rewritten for every request.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ pub struct TokenContext {
 #[derive(Clone, Debug, Default)]
 struct Json {
     text: String,
-    /// Number of tokens that it holds, those of the prompt first.
+    /// Number of tokens in the text, those of the prompt first.
     tokens: usize,
 }
 
@@ -59,7 +58,7 @@ impl TokenContext {
     }
 
     /// Takes over the growth of a request: the prompt once it is known, and new output. Both are
-    /// passed as a whole; only the new tokens are copied.
+    /// passed in full; only the new tokens are copied.
     pub fn follow(&mut self, prompt: &[TokenId], output: &[TokenId]) {
         if self.prompt.len() != prompt.len() {
             *self = Self::new(prompt, output);
@@ -96,13 +95,13 @@ impl TokenContext {
     }
 
     /// The ids in JSON form, separated by commas and without brackets; `None` if the text does not
-    /// hold all of them.
+    /// contain all of them.
     pub fn json(&self) -> Option<&str> {
         (self.json.tokens == self.len()).then_some(self.json.text.as_str())
     }
 }
 
-/// Appends ids in decimal, separated by commas, to those that `text` holds already.
+/// Appends ids in decimal, separated by commas, to those that `text` contains already.
 pub fn write_ids(text: &mut String, ids: &[TokenId]) {
     for id in ids {
         let comma = if text.is_empty() { "" } else { "," };

@@ -1,4 +1,4 @@
-//! Gates: conditions that open and close over time, each with its own reason for plain decoding.
+//! Gates: conditions that open and close over time, each with its reason for plain decoding.
 
 use super::PlainReason;
 

@@ -4,8 +4,8 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ledger {
     /// Sum of the total variations charged at the positions decided by a relaxed rule, whatever
-    /// token was chosen there. Its mean over outputs bounds the distance of their distribution from
-    /// the target's; the sum of one output is not a bound for that output.
+    /// token was chosen there. Its mean over outputs limits the distance of their distribution from
+    /// the target's; the sum of one output does not limit that output.
     pub charged: f64,
     /// Tokens emitted that the target had not chosen.
     pub substitutions: u32,
@@ -20,11 +20,11 @@ pub struct Ledger {
 /// Limits of an output's drift.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DriftLimits {
-    /// Maximum total variation charged to the whole output, a bound for the distance of its
-    /// distribution from the target's; `None` is without bound.
-    pub whole: Option<f64>,
-    /// Maximum total variation charged per output token, on average so far. Alone it leaves the
-    /// whole output unbounded.
+    /// Maximum total variation charged to one output, which limits the distance of its distribution
+    /// from the target's; `None` is without limit.
+    pub total: Option<f64>,
+    /// Maximum total variation charged per output token, on average so far. Alone it does not limit
+    /// a complete output.
     pub rate: f64,
 }
 
@@ -38,7 +38,7 @@ impl Ledger {
     /// the limits allow it; otherwise nothing is charged.
     pub fn charge(&mut self, tv: f64, output: usize, limits: DriftLimits) -> bool {
         let sum = self.charged + tv;
-        let within = limits.whole.is_none_or(|most| sum <= most) && sum <= limits.rate * (output + 1) as f64;
+        let within = limits.total.is_none_or(|most| sum <= most) && sum <= limits.rate * (output + 1) as f64;
         if within {
             self.charged = sum;
             self.relaxed += 1;
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn a_charge_beyond_a_limit_is_refused_and_costs_nothing() {
         let mut ledger = Ledger::default();
-        let limits = DriftLimits { whole: Some(0.5), rate: 0.1 };
+        let limits = DriftLimits { total: Some(0.5), rate: 0.1 };
         assert!(!ledger.charge(0.2, 0, limits), "a tenth per token");
         assert!(ledger.charge(0.2, 1, limits));
         assert!(ledger.charge(0.3, 9, limits));

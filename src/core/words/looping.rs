@@ -20,8 +20,8 @@ pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     let (mut windows, mut repeated) = (0_u32, 0_u32);
     for window in output.windows(WINDOW) {
         windows += 1;
-        let again = !seen.insert(window);
-        repeated += u32::from(again && !known.contains(window));
+        let is_repeated = !seen.insert(window);
+        repeated += u32::from(is_repeated && !known.contains(window));
     }
     f64::from(repeated) / f64::from(windows.max(1))
 }

@@ -42,7 +42,7 @@ pub struct Histogram {
 
 /// An entry of the list.
 #[derive(Clone, Copy, Debug)]
-pub enum Entry {
+pub enum MetricEntry {
     /// A metric that only rises.
     Counter(Counter),
     /// A metric that rises and falls.
@@ -51,25 +51,25 @@ pub enum Entry {
     Histogram(Histogram),
 }
 
-impl From<Counter> for Entry {
+impl From<Counter> for MetricEntry {
     fn from(counter: Counter) -> Self {
         Self::Counter(counter)
     }
 }
 
-impl From<Gauge> for Entry {
+impl From<Gauge> for MetricEntry {
     fn from(gauge: Gauge) -> Self {
         Self::Gauge(gauge)
     }
 }
 
-impl From<Histogram> for Entry {
+impl From<Histogram> for MetricEntry {
     fn from(histogram: Histogram) -> Self {
         Self::Histogram(histogram)
     }
 }
 
-impl Entry {
+impl MetricEntry {
     /// Its name, labels and help text.
     pub const fn metric(&self) -> &Metric {
         match self {
@@ -88,7 +88,7 @@ impl Entry {
     }
 }
 
-/// A stage of Foretell's own work.
+/// A stage of the work in Foretell itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Parsing and judging a request body.
@@ -122,7 +122,7 @@ pub struct Section {
     /// The heading in the reference.
     pub title: &'static str,
     /// Its metrics.
-    pub entries: fn() -> Vec<Entry>,
+    pub entries: fn() -> Vec<MetricEntry>,
 }
 
 /// A row of the reference's table of labels.
@@ -220,7 +220,7 @@ pub fn prompt_bucket(tokens: usize) -> &'static str {
 }
 
 /// Every metric.
-pub fn all() -> impl Iterator<Item = Entry> {
+pub fn all() -> impl Iterator<Item = MetricEntry> {
     SECTIONS.iter().flat_map(|section| (section.entries)())
 }
 
@@ -278,7 +278,7 @@ mod tests {
         for entry in all() {
             let Metric { name, labels, help } = *entry.metric();
             assert!(names.insert(name), "{name} twice");
-            assert_eq!(name.ends_with("_total"), matches!(entry, Entry::Counter(_)), "{name}");
+            assert_eq!(name.ends_with("_total"), matches!(entry, MetricEntry::Counter(_)), "{name}");
             assert!(help.ends_with('.') && !help.contains('|'), "{name}: {help}");
             let known: HashSet<&str> =
                 labels.iter().copied().filter(|label| !label.contains(char::is_uppercase)).collect();
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn buckets_rise() {
         for entry in all() {
-            let Entry::Histogram(histogram) = entry else { continue };
+            let MetricEntry::Histogram(histogram) = entry else { continue };
             assert!(histogram.buckets.is_sorted(), "{}", histogram.metric.name);
         }
     }

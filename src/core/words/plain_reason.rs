@@ -4,7 +4,7 @@
 /// Reason for not speculating on an eligible request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PlainReason {
-    /// Held back as control group.
+    /// In the control group.
     Holdback,
     /// The mode of the process or of the backend is `observe`.
     Observe,
@@ -19,7 +19,7 @@ pub enum PlainReason {
     ContextTooLong,
     /// Even the shortest round takes longer than `gates.max_gap`.
     MaxGap,
-    /// The token ids of the prompt or of the output are not certain; or the client asked for
+    /// The token ids of the prompt or of the output are not certain; or the client requested
     /// log-probabilities, and it is not known that the server writes tokens as their ids say.
     UntrustedIds,
     /// More requests wait at the engine, or more of its KV memory is in use, than the policy
@@ -42,7 +42,7 @@ pub enum PlainReason {
     GateHealth,
     /// The backend speculates itself.
     BackendSpeculates,
-    /// The client asked for plain decoding.
+    /// The client requested plain decoding.
     Client,
     /// The policy that matches has `mode: plain`.
     Policy,
@@ -54,7 +54,7 @@ pub enum PlainReason {
     Grammar,
     /// No drafter had a proposal.
     NoDraft,
-    /// The backend holds back text that may become a stop text.
+    /// The backend withholds text that may become a stop text.
     HeldBackText,
     /// `verify.allow` has none of the exact verification methods of the server.
     NoVerifyMethod,
@@ -66,7 +66,7 @@ pub enum PlainReason {
     VerifyFault,
     /// The backend answered with an error or with no stream, or a plain answer broke off.
     UpstreamError,
-    /// The backend asked for a pause, or the process that answers cannot be identified at the
+    /// The backend requested a pause, or the process that answers cannot be identified at the
     /// moment.
     RetryAfter,
     /// The process is draining.
@@ -147,7 +147,7 @@ impl PlainReason {
     }
 
     /// True if it applies even with `gamma.fixed`.
-    pub const fn holds_when_forced(self) -> bool {
+    pub const fn applies_when_forced(self) -> bool {
         match self {
             Self::GateHealth
             | Self::GateMemory
@@ -183,7 +183,7 @@ impl PlainReason {
         }
     }
 
-    /// The reason in plain words, for people who ask why.
+    /// The reason in plain words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Holdback => "it is held back as control group",

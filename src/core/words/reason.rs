@@ -28,7 +28,7 @@ impl Reason {
         }
     }
 
-    /// The reason in plain words, for people who ask why.
+    /// The reason in plain words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Plain(reason) => reason.words(),

@@ -6,7 +6,7 @@
 pub enum RelayReason {
     /// The mode of the process or of the backend is `off`.
     Off,
-    /// The client asked for it (`x-foretell: off`).
+    /// The client requested it (`x-foretell: off`).
     Client,
     /// The policy that matches has `mode: off`.
     Policy,
@@ -29,7 +29,7 @@ pub enum RelayReason {
     /// Tools are offered or used, and the backend does not render the request, its parser is not
     /// known, or a call is forced.
     Tools,
-    /// Reasoning is asked for, and the backend does not render the request; or it is hidden.
+    /// Reasoning is requested, and the backend does not render the request; or it is hidden.
     Reasoning,
     /// Images, audio, video or files.
     Multimodal,
@@ -119,7 +119,7 @@ impl RelayReason {
         }
     }
 
-    /// The reason in plain words, for people who ask why.
+    /// The reason in plain words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Off => "the process is switched off",

@@ -31,7 +31,8 @@ impl Structure {
 
     fn read(&mut self, character: char) {
         if !self.begun && !character.is_whitespace() {
-            (self.begun, self.json) = (true, matches!(character, '{' | '['));
+            self.begun = true;
+            self.json = matches!(character, '{' | '[');
         }
         if character == '\n' {
             self.line.clear();
@@ -51,7 +52,12 @@ impl Structure {
             Some(_) => {}
             None => {
                 let json = rest.trim_start().get(..4).is_some_and(|word| word.eq_ignore_ascii_case("json"));
-                self.fence = mark.filter(|_| length >= 3 && json).map(|mark| (mark, length));
+                if let Some(mark) = mark
+                    && length >= 3
+                    && json
+                {
+                    self.fence = Some((mark, length));
+                }
             }
         }
     }

@@ -66,7 +66,7 @@ pub enum Shape {
     Chain,
 }
 
-/// The distribution of the token at one position, processed as the request's sampling asks
+/// The distribution of the token at one position, processed by the request's sampling parameters
 /// (temperature, penalties, truncation), in the part that the engine reports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dist {
@@ -85,8 +85,8 @@ pub struct Dist {
 /// row with neither a sample nor a complete distribution is undecided.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
-    /// The token that the target sampled at this position, with the request's own sampling; `None`
-    /// if it sampled none, or it is not known.
+    /// The token that the target sampled at this position, with the request's sampling; `None` if
+    /// it sampled none, or it is not known.
     pub sample: Option<TokenId>,
     /// The distribution that the sample was drawn from, or is to be drawn from; `None` if the
     /// engine does not report it.
@@ -94,7 +94,7 @@ pub struct Row {
     /// The probability of the node that this row follows, under the row of its parent; `None` if
     /// not known.
     pub draft_p: Option<f64>,
-    /// Entropy of the whole distribution, nats; `None` if not known.
+    /// Entropy of the complete distribution, nats; `None` if not known.
     pub entropy: Option<f64>,
     /// The backend reports that the sample ends the text.
     pub ends: bool,

@@ -4,7 +4,7 @@
 use super::Noise;
 use crate::openai::Route;
 use crate::translation::Thinking;
-use foretell_core::session::{Hold, StopOrder};
+use foretell_core::session::{StopBuffer, StopOrder};
 use foretell_core::words::VerifyMethod;
 
 /// The constant properties in which engines differ.
@@ -37,7 +37,7 @@ pub struct Quirks {
     /// (SGLang).
     pub stops_in_special: bool,
     /// The part of a streamed text that the engine holds back because a stop text may begin there.
-    pub stop_hold: Hold,
+    pub stop_hold: StopBuffer,
     /// The member of a choice that names the stop that ended it (vLLM: `stop_reason`, SGLang:
     /// `matched_stop`); `None` if there is none.
     pub stop_field: Option<&'static str>,
@@ -117,7 +117,7 @@ impl Quirks {
         model_defaults: false,
         stop_order: StopOrder::Listed,
         stops_in_special: false,
-        stop_hold: Hold::Beginning,
+        stop_hold: StopBuffer::Beginning,
         stop_field: None,
         stop_field_names_end: false,
         unasked_usage: None,

@@ -37,7 +37,7 @@ use super::{
 };
 use crate::openai::{Additive, Defaults, GenerationConfig, Request, Route, Sampling, SamplingField, order};
 use crate::translation::Thinking;
-use foretell_core::session::Hold;
+use foretell_core::session::StopBuffer;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
@@ -118,7 +118,7 @@ const QUIRKS: Quirks = Quirks {
     thinking: Thinking::Effort,
     continuous_usage: true,
     has_other_apis: true,
-    stop_hold: Hold::Longest,
+    stop_hold: StopBuffer::Longest,
     stop_field: Some("stop_reason"),
     hollow_deltas: true,
     render_setting: Some("--enable-scale-out"),

@@ -9,7 +9,7 @@ use super::{Accept, Gates, Policy};
 use crate::openai::{Control, Route, Sampling};
 use foretell_core::control::gates::{LoadGates, Signal};
 use foretell_core::draft::Shared;
-use foretell_core::session::{Permission, Rules, VERIFY_TIMEOUT};
+use foretell_core::session::{Permission, Rules, Timeouts};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Gate, PlainReason, VerifyMethod};
 
@@ -83,8 +83,7 @@ impl Ruling {
             model: None,
             shares_noise: false,
             holdback: false,
-            verify_timeout: VERIFY_TIMEOUT,
-            draft_timeout: None,
+            timeouts: Timeouts::default(),
         };
         let model = parts.iter().find_map(|part| match part {
             Part::ModelDrafter(name, translation_mode) => Some(((*name).to_owned(), *translation_mode)),

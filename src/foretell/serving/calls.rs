@@ -332,7 +332,9 @@ impl Calls {
             let Ok(Ok(body)) = asked else { return Event::Doubt };
             match self.0.engine.read_prompt_answer(request, &body) {
                 Ok(PromptAnswer::Prompt(ids)) => return Event::Prompt(ids),
-                Ok(PromptAnswer::Rendered { prompt, bound }) => return Event::Rendered { prompt, bound },
+                Ok(PromptAnswer::Rendered { prompt, bound }) => {
+                    return Event::Rendered { prompt, constrained: bound };
+                }
                 Ok(PromptAnswer::Ask(next)) => call = next,
                 Err(_) => return Event::Doubt,
             }

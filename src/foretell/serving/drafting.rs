@@ -216,7 +216,7 @@ mod tests {
         let mut drafting =
             Drafting::new(Some(session_model(&service)), sampling, false, Arc::clone(&observer));
         let token_context = TokenContext::new(&[1; 500], &[2]);
-        controls.hold(true);
+        controls.pause(true);
         let mut reading = drafting.shadow(ActionId(1), token_context.clone(), 0);
         while controls.runs() == 0 {
             poll_fn(|context| {
@@ -228,7 +228,7 @@ mod tests {
         }
         drop(reading);
         drafting.given_up(ActionId(1), true);
-        controls.hold(false);
+        controls.pause(false);
         let reply = drafting.draft(ActionId(2), token_context, 3, 0.0).await;
         drafting.answered(ActionId(2));
         assert!(matches!(&reply.event, Event::Draft(tree) if !tree.is_empty()), "{:?}", reply.event);

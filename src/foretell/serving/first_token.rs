@@ -95,7 +95,7 @@ impl Run {
     fn plain_now(&self, exchange: &Exchange) -> Option<PlainReason> {
         let rules = &self.plan.rules;
         let forced = rules.gamma_fixed.is_some();
-        let closed = || self.gates(exchange)().filter(|reason| !forced || reason.holds_when_forced());
+        let closed = || self.gates(exchange)().filter(|reason| !forced || reason.applies_when_forced());
         let long = exchange.request.prompt_size().tokens >= rules.context_max;
         rules
             .permission

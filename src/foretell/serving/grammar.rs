@@ -61,7 +61,7 @@ impl Grammar {
         clock: Clock,
     ) -> Event {
         let event = calls.prompt_ids_call(&request, call).await;
-        if let (Self::Asked(Some(key)), Event::Rendered { bound, .. }) = (self, &event) {
+        if let (Self::Asked(Some(key)), Event::Rendered { constrained: bound, .. }) = (self, &event) {
             traits.grammars.note(&key, *bound, clock.now());
         }
         event

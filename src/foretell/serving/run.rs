@@ -368,7 +368,7 @@ impl Run {
             ending: Ending {
                 stop: request.stop.clone(),
                 stop_order: engine.dialect.quirks().stop_order,
-                hold: engine.dialect.quirks().stop_hold,
+                stop_buffer: engine.dialect.quirks().stop_hold,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: engine.eos.clone(),

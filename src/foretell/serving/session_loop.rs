@@ -320,7 +320,7 @@ impl SessionLoop {
             self.answer_traits.has_parsed_alike(parts);
         }
         if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
-            let Difference { part, own, backend, at } = summary.misparsed.unwrap_or_default();
+            let Difference { part, local: own, backend, at } = summary.misparsed.unwrap_or_default();
             tracing::warn!(
                 parsers = %self.calls.engine().parsers,
                 part,

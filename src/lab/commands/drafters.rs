@@ -45,7 +45,7 @@ pub struct DraftersArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub context: usize,
     /// Assumed time of a round besides drafting, milliseconds: "share %" is the share of drafting
-    /// and learning in the whole.
+    /// and learning in the total.
     #[arg(long, value_name = "MS", default_value_t = 10.0)]
     pub verify_ms: f64,
     /// Write the figures as JSON.
@@ -113,10 +113,10 @@ fn spelling(file: Option<&Path>, players: &[Contestant]) -> Result<Option<Arc<dy
 fn finish(args: &DraftersArgs, rows: &[Row], out: &mut impl Write) -> Exit {
     // A closed pipe is not an error: the file is still written.
     let _ = out.write_all(table(rows).as_bytes());
-    let told =
+    let figures =
         json!({ "gamma": args.gamma, "context": args.context, "verify_ms": args.verify_ms, "rows": rows });
     let Some(path) = &args.json else { return Exit::Done };
-    match std::fs::write(path, format!("{told:#}\n")) {
+    match std::fs::write(path, format!("{figures:#}\n")) {
         Ok(()) => Exit::Done,
         Err(source) => refuse(&Unusable::File { path: path.clone(), source }),
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::complain;
-use crate::sim::report::Report;
+use crate::sim::report::TableReport;
 use crate::sim::table::{self, Table};
 use crate::sim::world::{Broken, Mode};
 use crate::sim::{grid, html, permit, play, report, source, sweep, workloads};
@@ -120,7 +120,7 @@ fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
         let gammas = if args.fixed { &play::GAMMAS } else { play::gammas(&table) };
         let outcome = play::play(&table, args.seed, Mode::Auto, gammas)?;
         let swept = sweep::play(&table, args.seed)?;
-        let report = Report { table, outcome, swept };
+        let report = TableReport { table, outcome, swept };
         played.inc(1);
         played.suspend(|| drop(out.write_all(report.text().as_bytes())));
         reports.push(report);

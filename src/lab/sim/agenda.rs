@@ -1,4 +1,4 @@
-//! Event queue of the simulation, ordered by time; events at the same time keep their order of
+//! Event queue of the simulation, ordered by time; events at the same time stay in their order of
 //! insertion.
 
 use std::cmp::{Ordering, Reverse};
@@ -9,12 +9,12 @@ use foretell_core::units::Tick;
 /// Future events.
 #[derive(Debug)]
 pub struct Agenda<T> {
-    heap: BinaryHeap<Reverse<Entry<T>>>,
+    heap: BinaryHeap<Reverse<AgendaEntry<T>>>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct AgendaEntry<T> {
     at: Tick,
     number: u64,
     what: T,
@@ -28,7 +28,7 @@ impl<T> Default for Agenda<T> {
 
 impl<T> Agenda<T> {
     pub fn put(&mut self, at: Tick, what: T) {
-        self.heap.push(Reverse(Entry { at, number: self.next, what }));
+        self.heap.push(Reverse(AgendaEntry { at, number: self.next, what }));
         self.next += 1;
     }
 
@@ -38,27 +38,27 @@ impl<T> Agenda<T> {
     }
 }
 
-impl<T> Entry<T> {
+impl<T> AgendaEntry<T> {
     fn key(&self) -> (Tick, u64) {
         (self.at, self.number)
     }
 }
 
-impl<T> PartialEq for Entry<T> {
+impl<T> PartialEq for AgendaEntry<T> {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl<T> Eq for Entry<T> {}
+impl<T> Eq for AgendaEntry<T> {}
 
-impl<T> PartialOrd for Entry<T> {
+impl<T> PartialOrd for AgendaEntry<T> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<T> Ord for Entry<T> {
+impl<T> Ord for AgendaEntry<T> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }

@@ -17,11 +17,11 @@ pub struct DrafterSpec {
     pub read: f64,
     /// Relative increase of a run's time for each further session in it.
     pub growth: f64,
-    /// Maximum number of sessions whose text it keeps (drafter slots); a session beyond them gets a
-    /// fault.
+    /// Maximum number of sessions whose text it stores (drafter slots); a session beyond them gets
+    /// a fault.
     #[serde(deserialize_with = "count")]
     pub slots: usize,
-    /// It computes on the engine's own processor: while one computes, the other waits.
+    /// It computes on the processor of the engine: while one computes, the other waits.
     pub shared: bool,
 }
 
@@ -32,7 +32,7 @@ impl Default for DrafterSpec {
 }
 
 impl DrafterSpec {
-    /// The bundled drafter on two cores of its own.
+    /// The bundled drafter on two separate cores.
     pub const BUNDLED: Self = Self { token: 0.5e-3, read: 0.02e-3, growth: 0.3, slots: 64, shared: false };
 }
 
@@ -64,7 +64,7 @@ impl Drafter {
     }
 
     /// Takes a request; false if there is no free slot for its session.
-    pub fn ask(&mut self, question: Question) -> bool {
+    pub fn submit(&mut self, question: Question) -> bool {
         if !self.in_slots.contains(&question.request) {
             if self.in_slots.len() >= self.spec.slots {
                 return false;
@@ -143,16 +143,19 @@ mod tests {
     fn requests_run_together_and_the_shortest_is_answered_first() {
         let spec = DrafterSpec { token: 1.0, read: 0.01, growth: 0.5, slots: 2, shared: false };
         let mut drafter = Drafter::new(spec);
-        assert!(drafter.ask(question(1, 2)) && drafter.ask(question(2, 5)));
-        assert!(!drafter.ask(question(3, 1)), "both slots are taken");
+        assert!(drafter.submit(question(1, 2)) && drafter.submit(question(2, 5)));
+        assert!(!drafter.submit(question(3, 1)), "both slots are taken");
         assert_eq!(drafter.start(), Some(2.0 * 1.5 + 2.0));
-        assert!(drafter.start().is_none() && drafter.ask(question(1, 9)), "it waits for the run under way");
+        assert!(
+            drafter.start().is_none() && drafter.submit(question(1, 9)),
+            "it waits for the run under way"
+        );
         let answered: Vec<usize> = drafter.finish().iter().map(|question| question.request).collect();
         assert_eq!(answered, [1]);
         assert_eq!(drafter.start(), Some(3.0 * 1.5 + 1.0));
         drafter.cancel(2, ActionId(1));
         assert!(drafter.finish().is_empty());
         drafter.leave(1);
-        assert!(!drafter.has_work() && drafter.ask(question(3, 1)));
+        assert!(!drafter.has_work() && drafter.submit(question(3, 1)));
     }
 }

@@ -54,9 +54,9 @@ pub struct EngineSpec {
     pub shape: Shape,
     /// Disturbances of its steps.
     pub jitter: Jitter,
-    /// True if the KV rows of a text are kept for its next job.
+    /// True if the KV rows of a text are stored for its next job.
     pub prefix_cache: bool,
-    /// Changes of pace, each with the moment from which it holds.
+    /// Changes of pace, each with the moment from which it applies.
     pub changes: Vec<(Tick, Curve)>,
     /// Seconds from a cancel's arrival until the sequence is gone.
     pub cancel: f64,
@@ -111,7 +111,7 @@ pub struct Produced {
 struct Running {
     job: Job,
     /// Tokens to be computed before the next output.
-    left: usize,
+    remaining: usize,
     /// Tokens in the step that is running.
     taken: usize,
     made: usize,
@@ -146,8 +146,8 @@ pub struct Engine {
     sequences: usize,
     kv: usize,
     stepping: bool,
-    /// Jobs that the last step left waiting.
-    left_waiting: usize,
+    /// Jobs that the last step had no room for.
+    without_room: usize,
     computed: Computed,
 }
 
@@ -163,7 +163,7 @@ impl Engine {
             sequences: 0,
             kv: 0,
             stepping: false,
-            left_waiting: 0,
+            without_room: 0,
             computed: Computed::default(),
         }
     }
@@ -194,7 +194,7 @@ impl Engine {
     /// Jobs that found no room when the last step began. Later ones are not counted yet, as in an
     /// engine that reports after each step.
     pub fn waiting(&self) -> usize {
-        self.left_waiting
+        self.without_room
     }
 
     /// Share of the KV memory that running sequences use.
@@ -227,7 +227,7 @@ impl Engine {
             self.waiting.pop_front();
             self.admit(job);
         }
-        self.left_waiting = self.waiting.len();
+        self.without_room = self.waiting.len();
         let batch = self.take()?;
         self.stepping = true;
         self.computed.steps += 1;
@@ -249,22 +249,22 @@ impl Engine {
         // The last token is always computed, because its row is the output.
         let known = (known.min(job.context.saturating_sub(1)) / block) * block;
         let fresh = job.context - known;
-        let left = match job.work {
+        let remaining = match job.work {
             Work::Stream(_) => fresh,
             Work::Verify(verify) => fresh * verify.sequences + verify.computed,
         };
         self.sequences += sequences(&job);
         self.kv += reserve(&job);
         self.make_room();
-        self.running.push(Running { job, left, taken: 0, made: 0, gone: false });
+        self.running.push(Running { job, remaining, taken: 0, made: 0, gone: false });
     }
 
-    /// Tokens of a text that are in KV memory: cached from earlier, or held by a running job.
-    /// Cached rows are taken over by the new job.
+    /// Tokens of a text that are in KV memory: cached from earlier, or of a running job. Cached
+    /// rows are taken over by the new job.
     fn known(&mut self, text: u64) -> usize {
         let running = self.running.iter().filter(|running| running.job.text == text);
-        let held = running.map(Running::in_memory).max().unwrap_or(0);
-        self.forget(text).max(held)
+        let by_jobs = running.map(Running::in_memory).max().unwrap_or(0);
+        self.forget(text).max(by_jobs)
     }
 
     fn forget(&mut self, text: u64) -> usize {
@@ -290,10 +290,10 @@ impl Engine {
         let mut budget = self.spec.shape.chunk.max(1);
         for prompts in [false, true] {
             for running in &mut self.running {
-                if (running.left > 1) != prompts {
+                if (running.remaining > 1) != prompts {
                     continue;
                 }
-                running.taken = running.left.min(budget);
+                running.taken = running.remaining.min(budget);
                 budget -= running.taken;
                 if running.taken > 0 {
                     running.join(&mut batch);
@@ -309,11 +309,11 @@ impl Engine {
         let mut position = 0;
         while let Some(running) = self.running.get_mut(position) {
             let taken = std::mem::take(&mut running.taken);
-            running.left -= taken;
+            running.remaining -= taken;
             if running.gone {
                 self.computed.wasted += taken as u64;
             }
-            let over = running.gone || (running.left == 0 && taken > 0 && self.produce(position, out));
+            let over = running.gone || (running.remaining == 0 && taken > 0 && self.produce(position, out));
             if over { self.end(position, now) } else { position += 1 }
         }
     }
@@ -323,7 +323,7 @@ impl Engine {
         let Some(running) = self.running.get_mut(position) else { return true };
         let number = running.made;
         running.made += 1;
-        running.left = 1;
+        running.remaining = 1;
         let (last, rows) = match running.job.work {
             Work::Stream(tokens) => (running.made >= tokens, 0),
             Work::Verify(verify) => (true, verify.rows),
@@ -352,7 +352,7 @@ impl Running {
         batch.tokens += self.taken;
         batch.sequences += sequences;
         batch.context += self.job.context + self.made;
-        if self.taken < self.left {
+        if self.taken < self.remaining {
             batch.read += self.taken;
             return;
         }
@@ -370,7 +370,7 @@ impl Running {
     /// Tokens of the true text whose KV rows it has computed or taken over.
     fn in_memory(&self) -> usize {
         match (self.made, self.job.work) {
-            (0, _) => self.job.context.saturating_sub(self.left),
+            (0, _) => self.job.context.saturating_sub(self.remaining),
             (made, Work::Stream(_)) => self.job.context + made - 1,
             (_, Work::Verify(verify)) => self.job.context + verify.followed,
         }

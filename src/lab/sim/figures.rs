@@ -13,7 +13,7 @@ pub enum Figure {
     Ratio,
     /// Minimum of the ratio over the seeds: the cost of bad luck.
     MinRatio,
-    /// Our ratio ÷ that of the best fixed gamma that keeps the promise for first tokens (plain
+    /// Our ratio ÷ that of the best fixed gamma that meets the promise for first tokens (plain
     /// decoding is gamma 0).
     OfBest,
     /// Median of the request latency, all traffic.
@@ -234,12 +234,12 @@ impl Outcome {
         }
     }
 
-    /// The best fixed gamma that keeps the promise for first tokens, and its ratio; plain decoding
+    /// The best fixed gamma that meets the promise for first tokens, and its ratio; plain decoding
     /// counts as gamma 0. `None` if none was played.
     pub fn best(&self) -> Option<(usize, f64)> {
         let played = self.fixed_ratios()?.into_iter().zip(&self.fixed);
-        let keeps = |played: &Played| self.first_token(played).is_some_and(|late| late <= 1.0);
-        let fixed = played.filter(|(_, (_, played))| keeps(played)).map(|(ratio, _)| ratio);
+        let meets = |played: &Played| self.first_token(played).is_some_and(|late| late <= 1.0);
+        let fixed = played.filter(|(_, (_, played))| meets(played)).map(|(ratio, _)| ratio);
         let best = fixed.fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best });
         (!self.fixed.is_empty()).then_some(best)
     }

@@ -17,9 +17,8 @@ use super::engine::EngineSpec;
 use super::permit::{self, Permit, Refused};
 use super::pool;
 use super::record::Record;
-use super::source::Scripts;
 use super::traffic::Stream;
-use super::workloads;
+use super::workloads::{self, Workload};
 use super::world::{Broken, Mode, Net, Setup, World};
 use foretell_core::control::regret_budget::{OVERDRAFT, REFILL, TOKENS};
 use foretell_core::words::VerifyMethod;
@@ -83,13 +82,6 @@ impl Drafters {
     pub fn permit(self) -> Result<Permit, Refused> {
         permit::of("policy", &permit::policy(self.kinds()), &[VerifyMethod::Tree], 1 << 20)
     }
-}
-
-/// Requests of one kind.
-#[derive(Clone, Debug)]
-pub struct Workload {
-    pub name: String,
-    pub scripts: Scripts,
 }
 
 /// Number of requests of a cell.

@@ -7,10 +7,10 @@ use std::fmt::Write;
 
 use super::figures::Played;
 use super::record::Interval;
-use super::report::Report;
+use super::report::TableReport;
 use foretell::bench::html::{STYLE, escape, section, table, tick, trimmed};
 
-/// Left, right, top and bottom of the plotting area.
+/// Edges of the plotting area: x from and to, y from and to.
 const AREA: [f64; 4] = [60.0, 890.0, 8.0, 150.0];
 /// Maximum number of points of a line; more are averaged.
 const POINTS: usize = 300;
@@ -30,7 +30,7 @@ struct Plot {
     lines: Vec<Line>,
 }
 
-pub fn page(reports: &[Report]) -> String {
+pub fn page(reports: &[TableReport]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\"><title>foretell-lab sim</title>\
@@ -45,15 +45,10 @@ pub fn page(reports: &[Report]) -> String {
     page
 }
 
-fn one(page: &mut String, report: &Report) {
+fn one(page: &mut String, report: &TableReport) {
     let name = &report.table.name;
-    let held_out = if report.table.held_out { " (held out)" } else { "" };
-    section(
-        page,
-        &format!("{}{held_out}", escape(name)),
-        &escape(&report.table.about),
-        &table(&rows(report)),
-    );
+    let untuned = if report.table.untuned { " (held out)" } else { "" };
+    section(page, &format!("{}{untuned}", escape(name)), &escape(&report.table.about), &table(&rows(report)));
     sweep::put(page, &report.swept);
     for plot in plots(report) {
         let key = plot.lines.iter().map(|line| {
@@ -64,22 +59,22 @@ fn one(page: &mut String, report: &Report) {
     }
 }
 
-fn rows(report: &Report) -> Vec<Vec<String>> {
+fn rows(report: &TableReport) -> Vec<Vec<String>> {
     let mut rows = vec![["figure", "measured", "at least", "at most", ""].map(str::to_owned).to_vec()];
     let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}"));
     rows.extend(report.table.expected.iter().map(|expected| {
         let value = report.outcome.figure(expected.figure);
-        let met = if expected.holds(value) { "met" } else { "fell short" };
+        let met = if expected.is_met(value) { "met" } else { "fell short" };
         let name = expected.figure.name().to_owned();
         vec![name, number(value), number(expected.min), number(expected.max), met.to_owned()]
     }));
     rows
 }
 
-fn plots(report: &Report) -> Vec<Plot> {
+fn plots(report: &TableReport) -> Vec<Plot> {
     let (direct, auto) = (&report.outcome.direct, &report.outcome.auto);
     let line = |name: &str, ink, values| Line { name: name.to_owned(), ink, values };
-    let (soft, own, mark) = ("var(--direct)", "var(--through)", "var(--mark)");
+    let (soft, through, mark) = ("var(--direct)", "var(--through)", "var(--mark)");
     let gamma = |at: &Interval| (at.rounds > 0).then(|| at.drafted as f64 / at.rounds as f64);
     let accepted = |at: &Interval| (at.rounds > 0).then(|| at.followed as f64 / at.rounds as f64);
     let running = |at: &Interval| (at.reports > 0).then(|| at.running());
@@ -88,13 +83,16 @@ fn plots(report: &Report) -> Vec<Plot> {
         Plot {
             title: "Gamma",
             says: "Drafted tokens per round, and how many of them matched the true text.",
-            lines: vec![line("drafted", own, of(auto, gamma)), line("accepted", mark, of(auto, accepted))],
+            lines: vec![
+                line("drafted", through, of(auto, gamma)),
+                line("accepted", mark, of(auto, accepted)),
+            ],
         },
         Plot {
             title: "Load",
             says: "Running sequences and waiting requests, as reported by the engine.",
             lines: vec![
-                line("running", own, of(auto, running)),
+                line("running", through, of(auto, running)),
                 line("waiting", mark, of(auto, waiting)),
                 line("running, direct", soft, of(direct, running)),
             ],
@@ -102,7 +100,7 @@ fn plots(report: &Report) -> Vec<Plot> {
         Plot {
             title: "Ratio",
             says: "Tokens of all traffic in each interval, through Foretell ÷ direct.",
-            lines: vec![line("ratio", own, ratio(auto, direct))],
+            lines: vec![line("ratio", through, ratio(auto, direct))],
         },
         Plot {
             title: "Regret",
@@ -127,7 +125,7 @@ fn ratio(auto: &Played, direct: &Played) -> Vec<Option<f64>> {
 }
 
 /// Tokens by which the best of direct and all fixed gammas was ahead.
-fn regret(report: &Report) -> Vec<Option<f64>> {
+fn regret(report: &TableReport) -> Vec<Option<f64>> {
     let sums = |played: &Played| {
         let mut sum = 0.0;
         let add = |tokens: f64| {
@@ -141,7 +139,11 @@ fn regret(report: &Report) -> Vec<Option<f64>> {
     let rivals: Vec<Vec<f64>> = rivals.map(sums).collect();
     let best =
         |position: usize| rivals.iter().filter_map(|sums| sums.get(position).copied()).reduce(f64::max);
-    sums(&report.outcome.auto).iter().enumerate().map(|(position, own)| Some(best(position)? - own)).collect()
+    sums(&report.outcome.auto)
+        .iter()
+        .enumerate()
+        .map(|(position, through)| Some(best(position)? - through))
+        .collect()
 }
 
 /// At most [`POINTS`] means: position (in intervals) and value.
@@ -156,7 +158,7 @@ fn points(values: &[Option<f64>]) -> Vec<(f64, f64)> {
 }
 
 fn drawn(plot: &Plot, interval: f64) -> String {
-    let [left, right, above, below] = AREA;
+    let [start, end, above, below] = AREA;
     let lines: Vec<(&Line, Vec<(f64, f64)>)> =
         plot.lines.iter().map(|line| (line, points(&line.values))).collect();
     let all = || lines.iter().flat_map(|line| line.1.iter().map(|point| point.1));
@@ -164,13 +166,13 @@ fn drawn(plot: &Plot, interval: f64) -> String {
     let step = tick(high - low) * 2.0;
     let (low, high) = ((low / step).floor() * step, ((high / step).ceil() * step).max(step));
     let positions = plot.lines.iter().map(|line| line.values.len()).max().unwrap_or(1).max(1) as f64;
-    let x = |position: f64| left + (right - left) * position / positions;
+    let x = |position: f64| start + (end - start) * position / positions;
     let y = |value: f64| below - (below - above) * (value - low) / (high - low);
     let mut svg = format!("<svg viewBox=\"0 0 900 {:.0}\" role=\"img\">", below + 24.0);
     for number in 0..=((high - low) / step).round() as u32 {
         let value = low + f64::from(number) * step;
         let at = y(value);
-        rule(&mut svg, (left, right), at, value);
+        rule(&mut svg, (start, end), at, value);
     }
     let seconds = tick(positions * interval);
     for number in 0..=(positions * interval / seconds) as u32 {
@@ -193,12 +195,12 @@ fn drawn(plot: &Plot, interval: f64) -> String {
 }
 
 /// A line across a plot at height `at`, labelled with its value.
-fn rule(svg: &mut String, (left, right): (f64, f64), at: f64, value: f64) {
+fn rule(svg: &mut String, (start, end): (f64, f64), at: f64, value: f64) {
     let _ = write!(
         svg,
-        "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
+        "<line class=\"axis\" x1=\"{start}\" x2=\"{end}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
          <text class=\"soft\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-        left - 6.0,
+        start - 6.0,
         at + 4.0,
         trimmed(value)
     );
@@ -224,9 +226,9 @@ mod tests {
             .map(|(x, y)| (x.parse().expect("x"), y.parse().expect("y")))
             .collect();
         assert!((200..=POINTS).contains(&points.len()));
-        let [left, right, above, below] = AREA;
+        let [start, end, above, below] = AREA;
         assert!(
-            points.iter().all(|(x, y)| (left..=right).contains(x) && (above..=below).contains(y)),
+            points.iter().all(|(x, y)| (start..=end).contains(x) && (above..=below).contains(y)),
             "{svg}"
         );
         assert!(svg.contains(">500 s<") && !svg.contains("NaN"));

@@ -49,14 +49,14 @@ fn lines(problems: &[Problem]) -> String {
 /// The drafter model that policies of simulations may name.
 pub const MODEL: &str = "draft";
 
-/// A backend's own budget.
+/// The budget of a backend.
 const SLOTS: f64 = 0.1;
 
 /// `prompt_lookup`, in the words of a policy.
 pub const PROMPT_LOOKUP: &str = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }";
 /// `suffix`.
 pub const SUFFIX: &str = "{ kind: suffix }";
-/// A model drafter of the target's own vocabulary.
+/// A model drafter with the target's vocabulary.
 pub const MODEL_DRAFTER: &str = "{ kind: model, model: draft, vocabulary: same }";
 
 /// A policy with these drafters and without a control group, whose cost is not part of the

@@ -35,7 +35,7 @@ impl Jitter {
     pub const USUAL: Self = Self { spread: 0.05, rare: 0.01, tail: 2.0 };
 
     /// Seconds for which one draw is used.
-    const HOLDS: f64 = 0.01;
+    const DRAW_SECONDS: f64 = 0.01;
 
     /// The factor of a step that begins at `now`. It depends only on the seed and the moment, as
     /// disturbances from outside do: two runs with the same seed are disturbed at the same times,
@@ -45,7 +45,7 @@ impl Jitter {
             return 1.0;
         }
         let mut rng = SplitMix64::new(SplitMix64::mix(
-            seed ^ SplitMix64::mix((now.seconds_since(Tick(0)) / Self::HOLDS) as u64),
+            seed ^ SplitMix64::mix((now.seconds_since(Tick(0)) / Self::DRAW_SECONDS) as u64),
         ));
         let even = 1.0 + self.spread * (2.0 * rng.unit() - 1.0);
         if rng.unit() >= self.rare {
@@ -65,7 +65,7 @@ pub struct Shape {
     pub kv: usize,
     /// Maximum number of tokens in a step.
     pub chunk: usize,
-    /// Tokens of a block of the prefix cache; tokens after the last whole block are computed again.
+    /// Tokens of a block of the prefix cache; tokens after the last complete block are recomputed.
     pub block: usize,
 }
 

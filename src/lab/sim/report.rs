@@ -23,7 +23,7 @@ pub struct Set {
 
 impl Set {
     /// Over these tables, each of which was played with the same fixed gammas.
-    pub fn of(reports: &[Report]) -> Self {
+    pub fn of(reports: &[TableReport]) -> Self {
         let speeds: Vec<(f64, Vec<(usize, f64)>)> = reports
             .iter()
             .filter_map(|report| {
@@ -63,28 +63,28 @@ impl Set {
 
 /// A table that was played.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct TableReport {
     pub table: Table,
     pub outcome: Outcome,
     /// Gamma over temperature and load; empty if the table has no sweep.
     pub swept: Vec<Cell>,
 }
 
-impl Report {
+impl TableReport {
     /// The expectations that were not met, with the measured values.
     pub fn shortfalls(&self) -> Vec<(Expected, Option<f64>)> {
         let measured = |expected: &Expected| (*expected, self.outcome.figure(expected.figure));
-        let short = |(expected, value): &(Expected, Option<f64>)| !expected.holds(*value);
+        let short = |(expected, value): &(Expected, Option<f64>)| !expected.is_met(*value);
         self.table.expected.iter().map(measured).filter(short).collect()
     }
 
     pub fn text(&self) -> String {
         let Self { table, outcome, swept } = self;
-        let held_out = if table.held_out { " (held out)" } else { "" };
-        let mut text = format!("{}{held_out}: {}\n", table.name, table.about);
+        let untuned = if table.untuned { " (held out)" } else { "" };
+        let mut text = format!("{}{untuned}: {}\n", table.name, table.about);
         for expected in &table.expected {
             let value = outcome.figure(expected.figure);
-            let met = if expected.holds(value) { "" } else { "   FELL SHORT" };
+            let met = if expected.is_met(value) { "" } else { "   FELL SHORT" };
             let name = expected.figure.name();
             let _ = writeln!(text, "  {name:<11} {:>8}   expected {}{met}", number(value), range(expected));
         }
@@ -127,7 +127,7 @@ impl Report {
                 "min": expected.min,
                 "max": expected.max,
                 "got": got,
-                "met": expected.holds(got),
+                "met": expected.is_met(got),
             })
         });
         let fixed =
@@ -135,7 +135,7 @@ impl Report {
         json!({
             "name": table.name,
             "about": table.about,
-            "held_out": table.held_out,
+            "held_out": table.untuned,
             "figures": figures,
             "expected": expected.collect::<Vec<_>>(),
             "reasons": reasons(&outcome.auto).into_iter().map(|(reason, count)| json!({ "reason": reason, "requests": count })).collect::<Vec<_>>(),
@@ -205,7 +205,7 @@ fn range(expected: &Expected) -> String {
 }
 
 /// Several reports as one JSON document.
-pub fn json(reports: &[Report]) -> String {
-    let tables: Vec<Value> = reports.iter().map(Report::json).collect();
+pub fn json(reports: &[TableReport]) -> String {
+    let tables: Vec<Value> = reports.iter().map(TableReport::json).collect();
     format!("{:#}\n", json!({ "tables": tables }))
 }

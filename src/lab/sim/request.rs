@@ -26,7 +26,7 @@ pub struct Request {
     /// Its calls to the engine.
     pub calls: Vec<Call>,
     /// Its requests to the drafter.
-    pub asked: Vec<PendingAction>,
+    pub drafter_requests: Vec<PendingAction>,
     /// Tokens of prompt and output that the drafter has read.
     pub read: usize,
     /// Time at which it began.
@@ -38,7 +38,7 @@ pub struct Request {
     /// Its group.
     pub drawn: Drawn,
     /// The gate last reported to its session.
-    pub told: Option<PlainReason>,
+    pub reported_gate: Option<PlainReason>,
 }
 
 /// A call to the engine.
@@ -61,7 +61,7 @@ pub enum CallKind {
         from: usize,
         /// Requested tokens.
         tokens: usize,
-        /// The client's own request.
+        /// The client's request.
         first: bool,
     },
     /// A verify request, with its result.

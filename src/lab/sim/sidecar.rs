@@ -64,7 +64,7 @@ pub struct Reported {
 /// The group that a request was assigned to at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drawn {
-    held_back: bool,
+    in_control_group: bool,
     closed: bool,
 }
 
@@ -76,8 +76,8 @@ pub struct Sidecar {
     permit: Permit,
     groups: Groups,
     rng: SplitMix64,
-    /// The last report, and the sequences of its own verify requests and its own calls at that
-    /// time.
+    /// The last report, and at that time the sequences of the verify requests of this process, and
+    /// its calls.
     reported: Option<(Reported, usize, usize)>,
     /// Sequences of its verify requests in flight.
     pub verifying: usize,
@@ -95,19 +95,21 @@ impl Sidecar {
     /// The rules of the next request, and its group.
     pub fn rules(&mut self, now: Tick) -> (Rules, Drawn) {
         let (start, floor) = (self.permit.holdback.start, self.permit.holdback.floor);
-        let held_back = self.groups.holds_back(start, floor, &mut self.rng);
+        let in_control_group = self.groups.holds_back(start, floor, &mut self.rng);
         let closed = self.groups.is_closed(now);
-        let mut rules = Rules { holdback: held_back, ..self.permit.rules.clone() };
+        let mut rules = Rules { holdback: in_control_group, ..self.permit.rules.clone() };
         if closed && rules.gamma_fixed.is_none() && rules.permission == Permission::Speculate {
             rules.permission = Permission::Shadow(PlainReason::GateControl);
         }
-        (rules, Drawn { held_back, closed })
+        (rules, Drawn { in_control_group, closed })
     }
 
     /// Adds a finished request to the comparison of the groups.
     pub fn ended(&mut self, drawn: Drawn, summary: &Summary, now: Tick) {
-        if let Some(seconds) = summary.token_seconds.filter(|_| !drawn.closed) {
-            self.groups.note(drawn.held_back, seconds, self.permit.control_gate, now);
+        if let Some(seconds) = summary.token_seconds
+            && !drawn.closed
+        {
+            self.groups.note(drawn.in_control_group, seconds, self.permit.control_gate, now);
         }
     }
 
@@ -119,12 +121,12 @@ impl Sidecar {
 
     /// The gate that is closed now, if any.
     pub fn closed(&self, now: Tick) -> Option<PlainReason> {
-        let signal = self.reported.map(|(report, own, calls)| Signal {
+        let signal = self.reported.map(|(report, verifying, calls)| Signal {
             running: report.running as u32,
             waiting: report.waiting as u32,
             kv_usage: Some(report.kv),
             limit: report.limit,
-            own: own as u32,
+            own: verifying as u32,
             calls: calls as u32,
             age: now - report.at,
         });

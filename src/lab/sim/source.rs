@@ -21,7 +21,7 @@ pub const ASTRAY: TokenId = 3_999_999_999;
 pub struct Script {
     /// Token ids of the prompt.
     pub prompt: Vec<TokenId>,
-    /// Token ids of the whole output.
+    /// Token ids of the complete output.
     pub output: Vec<TokenId>,
     /// The model drafter's choice at each output position, given the true text before it; empty
     /// without a model drafter.
@@ -75,7 +75,7 @@ pub enum Unreadable {
         /// Another.
         other: f64,
     },
-    /// It holds no request.
+    /// It contains no request.
     #[error("{0}: allowed at least one request, got none")]
     Empty(PathBuf),
 }
@@ -136,8 +136,9 @@ impl Script {
     pub fn choice(&self, position: usize, depth: usize) -> TokenId {
         let choice = self.choices.get(position).copied().unwrap_or(OUTSIDE);
         let Some(&fade) = self.fades.get(depth).or(self.fades.last()) else { return choice };
-        let kept = SplitMix64::at(SplitMix64::mix(position as u64) ^ self.output.len() as u64, depth) < fade;
-        if kept { choice } else { OUTSIDE + 1 }
+        let stays_right =
+            SplitMix64::at(SplitMix64::mix(position as u64) ^ self.output.len() as u64, depth) < fade;
+        if stays_right { choice } else { OUTSIDE + 1 }
     }
 
     /// A chain of at most `gamma` tokens of the model drafter after `done` output tokens: its

@@ -1,4 +1,4 @@
-//! Gamma over temperature and load: a table played again with every number of clients and texts of
+//! Gamma over temperature and load: a table replayed with every number of clients and texts of
 //! every temperature.
 //!
 //! The first stream of ours gets the clients and the text; everything else stays as in the table.
@@ -10,18 +10,11 @@ use std::fmt::Write;
 use super::pool;
 use super::record::{Record, Served};
 use super::source::Scripts;
-use super::table::Table;
+use super::table::{Sweep, Table};
 use super::traffic::{Arrivals, Owner, Ramp};
 use super::world::{Broken, Setup, World};
 use foretell_core::session::Summary;
 use foretell_core::units::SplitMix64;
-
-/// Variations with which a table is played again.
-#[derive(Clone, Debug, Default)]
-pub struct Sweep {
-    pub clients: Vec<usize>,
-    pub texts: Vec<Scripts>,
-}
 
 /// One number of clients with one text.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -122,13 +115,13 @@ pub fn rows(cells: &[Cell]) -> Vec<Vec<String>> {
         let of: Vec<&Cell> = cells.iter().filter(|cell| cell.clients == clients).collect();
         let load = of.first().map_or(0.0, |cell| cell.load);
         let mut row = vec![clients.to_string(), format!("{load:.2}")];
-        row.extend(of.iter().map(|cell| told(cell)));
+        row.extend(of.iter().map(|cell| summarized(cell)));
         rows.push(row);
     }
     rows
 }
 
-fn told(cell: &Cell) -> String {
+fn summarized(cell: &Cell) -> String {
     let gamma = cell.gamma.map_or_else(|| "–".to_owned(), |gamma| format!("{gamma:.1}"));
     format!("{:.2}, {gamma}, {:.0} %", cell.drafted, cell.plain * 100.0)
 }

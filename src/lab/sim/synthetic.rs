@@ -15,7 +15,7 @@ use foretell_core::units::{SplitMix64, TokenId};
 pub enum Copied {
     /// Nothing but common words.
     Fresh,
-    /// The prompt again, with this share of its tokens replaced.
+    /// The prompt itself, with this share of its tokens replaced.
     Rewrite(#[serde(deserialize_with = "number::<_, 0, 1>")] f64),
     /// A rewrite that turns into fresh text after this number of tokens.
     Until(usize),
@@ -50,7 +50,7 @@ pub enum Agreement {
         /// Output tokens.
         at: usize,
     },
-    /// Alternating easy and hard stretches of text, with a margin that tells them apart.
+    /// Alternating easy and hard stretches of text, with a margin that distinguishes them.
     Mixed {
         #[serde(deserialize_with = "number::<_, 0, 1>")]
         easy: f64,
@@ -64,7 +64,7 @@ pub enum Agreement {
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Kind {
+pub struct TextKind {
     #[serde(deserialize_with = "count")]
     pub prompt: usize,
     /// Mean tokens of the output.
@@ -79,13 +79,13 @@ pub struct Kind {
     pub agreement: Agreement,
 }
 
-impl Default for Kind {
+impl Default for TextKind {
     fn default() -> Self {
         Self { prompt: 300, output: 128, vary: 0.5, copied: Copied::Fresh, agreement: Agreement::Never }
     }
 }
 
-impl Kind {
+impl TextKind {
     pub fn scripts(&self, count: usize, seed: u64) -> Scripts {
         let seed_of = |number: usize| SplitMix64::mix(seed) ^ SplitMix64::mix(number as u64);
         (0..count).map(|number| Arc::new(self.script(seed_of(number)))).collect()
@@ -101,12 +101,12 @@ impl Kind {
             let edited = rng.unit();
             let earlier = prompt.get(position % prompt.len()).copied();
             let copied = match self.copied {
-                Copied::Rewrite(edits) => earlier.filter(|_| edited >= edits),
-                Copied::Until(after) => earlier.filter(|_| position < after),
+                Copied::Rewrite(edits) if edited >= edits => earlier,
+                Copied::Until(after) if position < after => earlier,
                 Copied::Plateau { after, period } if position >= after + period.max(1) => {
                     output.get(position - period.max(1)).copied()
                 }
-                Copied::Fresh | Copied::Plateau { .. } => None,
+                Copied::Fresh | Copied::Rewrite(_) | Copied::Until(_) | Copied::Plateau { .. } => None,
             };
             output.push(copied.unwrap_or(fresh));
         }
@@ -126,7 +126,7 @@ impl Agreement {
             let right = match self {
                 Self::Never => 0.0,
                 Self::Even(right) => *right,
-                Self::Fading(by_place) => by_place.first().copied().unwrap_or(0.0),
+                Self::Fading(by_position) => by_position.first().copied().unwrap_or(0.0),
                 Self::Turning { first, then, at } => {
                     if position < *at {
                         *first
@@ -143,11 +143,11 @@ impl Agreement {
             script.choices.push(choice);
             script.margins.push(margin(right));
         }
-        if let Self::Fading(by_place) = self {
+        if let Self::Fading(by_position) = self {
             // The first position is drawn above; later ones are drawn by their depth, given that
             // one.
-            let first = by_place.first().copied().unwrap_or(0.0).max(1e-9);
-            script.fades = by_place.iter().map(|right| (right / first).min(1.0)).collect();
+            let first = by_position.first().copied().unwrap_or(0.0).max(1e-9);
+            script.fades = by_position.iter().map(|right| (right / first).min(1.0)).collect();
         }
     }
 }
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn right(agreement: Agreement, positions: std::ops::Range<usize>) -> f64 {
-        let kind = Kind { prompt: 10, output: 20_000, vary: 0.0, copied: Copied::Fresh, agreement };
+        let kind = TextKind { prompt: 10, output: 20_000, vary: 0.0, copied: Copied::Fresh, agreement };
         let script = kind.script(3);
         let hits = positions
             .clone()
@@ -189,7 +189,8 @@ mod tests {
 
     #[test]
     fn copies_are_copies_and_the_same_seed_is_the_same_text() {
-        let kind = |copied| Kind { prompt: 100, output: 400, vary: 0.0, copied, agreement: Agreement::Never };
+        let kind =
+            |copied| TextKind { prompt: 100, output: 400, vary: 0.0, copied, agreement: Agreement::Never };
         let same =
             |script: &Script, position: usize| script.output[position] == script.prompt[position % 100];
         let rewrite = kind(Copied::Rewrite(0.05)).script(1);
@@ -198,7 +199,7 @@ mod tests {
         assert!((0..50).all(|position| same(&until, position)));
         let plateau = kind(Copied::Plateau { after: 100, period: 7 }).script(1);
         assert!((107..400).all(|position| plateau.output[position] == plateau.output[position - 7]));
-        let varied = Kind { vary: 0.5, ..kind(Copied::Fresh) }.scripts(50, 9);
+        let varied = TextKind { vary: 0.5, ..kind(Copied::Fresh) }.scripts(50, 9);
         let lengths = varied.iter().map(|script| script.output.len());
         assert!(lengths.clone().all(|len| (200..=600).contains(&len)) && lengths.max() > Some(500));
         assert_eq!(kind(Copied::Fresh).scripts(3, 9), kind(Copied::Fresh).scripts(3, 9));

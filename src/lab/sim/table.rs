@@ -1,4 +1,4 @@
-//! Workload tables: a whole setting with its expectations, as a YAML file.
+//! Workload tables: a setting with its expectations, as a YAML file.
 //!
 //! An unknown key, or a value out of range, is an error with its line; the first one is reported.
 //!
@@ -45,10 +45,17 @@ use std::path::Path;
 
 use super::figures::Figure;
 use super::permit;
-use super::sweep::Sweep;
+use super::source::Scripts;
 use super::world::Setup;
 
-/// A setting and what is expected of it.
+/// Variations with which a table is replayed.
+#[derive(Clone, Debug, Default)]
+pub struct Sweep {
+    pub clients: Vec<usize>,
+    pub texts: Vec<Scripts>,
+}
+
+/// A setting with its expectations.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// Its name.
@@ -56,7 +63,7 @@ pub struct Table {
     /// Description, in one line.
     pub about: String,
     /// True if nothing was tuned on its engine.
-    pub held_out: bool,
+    pub untuned: bool,
     /// The setting, with the controller's decisions.
     pub setup: Setup,
     /// Number of plays, each with another seed.
@@ -65,7 +72,7 @@ pub struct Table {
     pub seconds: f64,
     /// The seconds between which the engine is overloaded.
     pub overload: Option<(f64, f64)>,
-    /// Variations with which it is played again, to show gamma over temperature and load.
+    /// Variations with which it is replayed, to show gamma over temperature and load.
     pub sweep: Sweep,
     /// Expectations, in the order of the file.
     pub expected: Vec<Expected>,
@@ -84,7 +91,7 @@ pub struct Expected {
 
 impl Expected {
     /// True if a value is in the range; false for a value that could not be measured.
-    pub fn holds(&self, value: Option<f64>) -> bool {
+    pub fn is_met(&self, value: Option<f64>) -> bool {
         let above = |value: f64| self.min.is_none_or(|min| value >= min);
         let below = |value: f64| self.max.is_none_or(|max| value <= max);
         value.is_some_and(|value| above(value) && below(value))

@@ -13,7 +13,7 @@ use foretell_core::units::SplitMix64;
 #[serde(try_from = "Steps")]
 pub struct Ramp(pub Vec<(f64, f64)>);
 
-/// A ramp in a file: a number, or numbers by the second from which they hold.
+/// A ramp in a file: a number, or numbers by the second from which they apply.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "allowed a number, or a map from durations to numbers")]
 enum Steps {

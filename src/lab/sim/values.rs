@@ -16,7 +16,7 @@ pub fn number<'de, D: Deserializer<'de>, const MIN: u32, const MAX: u32>(source:
     if good { Ok(value) } else { Err(D::Error::custom(format!("allowed {MIN}..={MAX}, got {value}"))) }
 }
 
-/// A whole number of at least 1.
+/// An integer of at least 1.
 pub fn count<'de, D: Deserializer<'de>>(source: D) -> Result<usize, D::Error> {
     NonZeroUsize::deserialize(source).map(NonZeroUsize::get)
 }

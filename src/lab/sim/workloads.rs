@@ -3,9 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::grid::Workload;
-use super::source::{self, Unreadable};
-use super::synthetic::{Agreement, Copied, Kind};
+use super::source::{self, Scripts, Unreadable};
+use super::synthetic::{Agreement, Copied, TextKind};
 
 /// Those of the bundled models.
 pub const NAMES: [&str; 5] = ["rewrite", "completion", "prose", "chat", "hostile"];
@@ -14,8 +13,15 @@ pub const REAL: [&str; 5] = ["real-edit", "real-chat", "real-completion", "real-
 /// Number of requests of a generated workload.
 const REQUESTS: usize = 30;
 
+/// Requests of one kind.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    pub name: String,
+    pub scripts: Scripts,
+}
+
 /// The recorded workloads of a folder, `NAME.jsonl` each; a missing one of the bundled models is
-/// made from a seed, a missing one of the real model left out.
+/// made from a seed, a missing one of the real model omitted.
 ///
 /// # Errors
 /// A recording that cannot be read.
@@ -37,9 +43,9 @@ fn one(folder: &Path, name: &str) -> Result<Workload, Unreadable> {
 }
 
 /// Text with about the acceptance that was measured for the bundled models on the workload.
-pub fn made(name: &str) -> Kind {
+pub fn made(name: &str) -> TextKind {
     let mixed = |easy, hard| Agreement::Mixed { easy, hard, stretch: 12.0 };
-    let kind = |copied, agreement| Kind { prompt: 300, output: 128, vary: 0.0, copied, agreement };
+    let kind = |copied, agreement| TextKind { prompt: 300, output: 128, vary: 0.0, copied, agreement };
     match name {
         "rewrite" => kind(Copied::Rewrite(0.05), mixed(0.85, 0.4)),
         "completion" => kind(Copied::Rewrite(0.45), mixed(0.9, 0.4)),

@@ -58,7 +58,7 @@ impl Net {
     }
 }
 
-/// A whole setting.
+/// A complete setting.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub engine: EngineSpec,
@@ -113,7 +113,7 @@ pub enum Broken {
         /// Output position of the first token of the piece.
         position: usize,
     },
-    /// A session ended without its whole text.
+    /// A session ended before the end of its text.
     #[error("request {request}: ended after {tokens} of {all} tokens")]
     Short {
         request: usize,
@@ -159,7 +159,7 @@ struct Caller {
 
 struct Loop {
     rng: SplitMix64,
-    asked: usize,
+    sent: usize,
     active: usize,
 }
 
@@ -225,7 +225,7 @@ impl World {
         let seed = setup.seed;
         let a_loop = |number: usize| Loop {
             rng: SplitMix64::new(SplitMix64::mix(seed) ^ number as u64),
-            asked: 0,
+            sent: 0,
             active: 0,
         };
         Self {
@@ -270,7 +270,7 @@ impl World {
     fn is_over(&self) -> bool {
         let late = self.setup.until.is_some_and(|until| self.now >= at(until));
         let done =
-            |(stream, a_loop): (&Stream, &Loop)| stream.requests.is_some_and(|most| a_loop.asked >= most);
+            |(stream, a_loop): (&Stream, &Loop)| stream.requests.is_some_and(|most| a_loop.sent >= most);
         self.under_way == 0 && (late || self.setup.streams.iter().zip(&self.loops).all(done))
     }
 

@@ -175,13 +175,13 @@ async fn sessions_step_in_one_batch() {
     });
     let mut drafts = Box::pin(futures_util::future::join_all(drafts));
     // No run ends before every request is sent.
-    controls.hold(true);
+    controls.pause(true);
     poll_fn(|context| {
         let _: () = assert!(drafts.as_mut().poll(context).is_pending());
         Poll::Ready(())
     })
     .await;
-    controls.hold(false);
+    controls.pause(false);
     let drafts = drafts.await;
     let fake = Fake::new(VOCABULARY, 400, 1);
     for (index, drafted) in drafts.iter().enumerate() {
@@ -242,7 +242,7 @@ async fn tokens_read_for_an_abandoned_request_are_not_read_again() {
     let service = DrafterService::start_with(Box::new(fake));
     let slot = service.slot(greedy()).await.unwrap();
     let text: Vec<TokenId> = (0..1_000).map(|index| index % 90).collect();
-    controls.hold(true);
+    controls.pause(true);
     let mut reading = Box::pin(slot.draft(token_context(&text[..900], 800), 32));
     while controls.runs() == 0 {
         poll_fn(|context| {
@@ -259,7 +259,7 @@ async fn tokens_read_for_an_abandoned_request_are_not_read_again() {
         Poll::Ready(())
     })
     .await;
-    controls.hold(false);
+    controls.pause(false);
     let drafted = again.await.unwrap();
     assert_eq!(ids(&drafted), plain(&Fake::new(VOCABULARY, 2_000, 1), &greedy(), &text, 800, 4));
     assert_eq!(
@@ -275,7 +275,7 @@ async fn a_request_abandoned_before_its_turn_takes_no_run() {
     let (busy, slot) = (service.slot(greedy()).await.unwrap(), service.slot(greedy()).await.unwrap());
     slot.draft(token_context(&[7; 50], 40), 1).await.unwrap();
     let before = controls.tokens();
-    controls.hold(true);
+    controls.pause(true);
     let mut other = Box::pin(busy.draft(token_context(&[1, 2], 1), 1));
     poll_fn(|context| {
         let _: () = assert!(other.as_mut().poll(context).is_pending());
@@ -283,7 +283,7 @@ async fn a_request_abandoned_before_its_turn_takes_no_run() {
     })
     .await;
     give_up(slot.draft(token_context(&[9; 300], 40), 8)).await;
-    controls.hold(false);
+    controls.pause(false);
     other.await.unwrap();
     slot.draft(token_context(&[7; 51], 40), 1).await.unwrap();
     assert_eq!(

@@ -110,7 +110,7 @@ struct SlotState {
 struct Open {
     work: Work,
     /// Tokens of the text in the request; the drafted tokens follow them.
-    asked: usize,
+    text_len: usize,
     chosen: Vec<Drafted>,
     /// The penalties' state as of the last choice; `None` before the first one. The text only grows
     /// while the request is open.
@@ -197,9 +197,9 @@ impl Worker {
             return;
         }
         let Some(taken) = self.slots.get_mut(&work.slot) else { return };
-        let asked = work.token_context.len();
+        let text_len = work.token_context.len();
         let first = match work.want {
-            Task::Draft(_) => asked,
+            Task::Draft(_) => text_len,
             Task::Shadow { from } => from,
         };
         taken.follow(&work.token_context);
@@ -210,7 +210,7 @@ impl Worker {
             Task::Shadow { .. } => 0.0,
         };
         let stop = (min_survival > 0.0).then(|| Stop::new(min_survival));
-        self.open.push(Open { work, asked, chosen: Vec::new(), history: None, stop });
+        self.open.push(Open { work, text_len, chosen: Vec::new(), history: None, stop });
     }
 
     /// One run of the model over all open requests.
@@ -218,8 +218,8 @@ impl Worker {
         let mut feeds = Vec::with_capacity(self.open.len());
         for open in &self.open {
             let Some(taken) = self.slots.get(&open.work.slot) else { continue };
-            let left = taken.text.get(taken.cached..).unwrap_or(&[]);
-            let tokens = left.get(..CHUNK).unwrap_or(left);
+            let uncached = taken.text.get(taken.cached..).unwrap_or(&[]);
+            let tokens = uncached.get(..CHUNK).unwrap_or(uncached);
             feeds.push(Feed {
                 lane: taken.lane,
                 tokens,
@@ -306,7 +306,7 @@ impl Open {
     fn rows(&self, cached: usize, feeding: usize) -> Rows {
         let end = cached + feeding;
         match self.work.want {
-            Task::Draft(_) if end < self.asked + self.chosen.len() => Rows::None,
+            Task::Draft(_) if end < self.text_len + self.chosen.len() => Rows::None,
             Task::Draft(_) => Rows::Last,
             // The choice at a position is the row of the token before it.
             Task::Shadow { from } if end < from => Rows::None,
@@ -350,8 +350,8 @@ impl Open {
         choice
     }
 
-    /// The slot's own choice. `None` where the draft ends before that position because the
-    /// distribution is too uncertain.
+    /// The slot's choice. `None` where the draft ends before that position because the distribution
+    /// is too uncertain.
     fn pick(&mut self, sampler: &Sampler, token_context: &History, logits: &[f32]) -> Option<Drafted> {
         let processed = sampler.process(logits, token_context);
         // Nothing is drawn: the likeliest token, which is assumed to be the target's likeliest,
@@ -374,7 +374,7 @@ impl Open {
 
     fn finish(&mut self, taken: &mut SlotState, context: usize, eos: &[TokenId]) -> bool {
         let done = match self.work.want {
-            Task::Shadow { .. } => taken.cached == self.asked,
+            Task::Shadow { .. } => taken.cached == self.text_len,
             Task::Draft(Order { gamma, .. }) => {
                 let last = self.chosen.last().map(|&(token, _)| token);
                 let full = taken.text.len() == context;
@@ -414,6 +414,6 @@ fn grown(
 fn margin(logits: &[f32], token: TokenId) -> f32 {
     let index = token as usize;
     let (before, rest) = logits.split_at_checked(index).unwrap_or((logits, &[]));
-    let Some((own, after)) = rest.split_first() else { return 0.0 };
-    own - largest(before).max(largest(after))
+    let Some((chosen, after)) = rest.split_first() else { return 0.0 };
+    chosen - largest(before).max(largest(after))
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use foretell_onnx::forward::{Feed, Forward, Lane, Rows};
-use foretell_onnx::open::{DeviceChoice, Options, open_own};
+use foretell_onnx::open::{DeviceChoice, Options, open_target};
 
 /// Longest prompt of one feed of the comparison, tokens.
 const COMPARED: usize = 96;
@@ -72,12 +72,12 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = arguments()?;
     let started = Instant::now();
-    let opened = open_own(&arguments.folder, &arguments.options)?;
+    let opened = open_target(&arguments.folder, &arguments.options)?;
     println!("{}; loaded in {:.1} s", opened.device, started.elapsed().as_secs_f64());
     let mut model = opened.model;
     if arguments.compare {
         let options = Options { device: DeviceChoice::Cpu, ..arguments.options.clone() };
-        let mut reference = open_own(&arguments.folder, &options)?.model;
+        let mut reference = open_target(&arguments.folder, &options)?.model;
         return compare(reference.as_mut(), model.as_mut());
     }
     times(model.as_mut(), &arguments)
@@ -144,7 +144,7 @@ fn time(
     Ok((of(times.len() / 2), of(0)))
 }
 
-/// The same chain, tree and kept branch on both models.
+/// The same chain, tree and committed branch on both models.
 fn compare(reference: &mut dyn Forward, model: &mut dyn Forward) -> Result<(), Box<dyn Error>> {
     let prompt = text(model, COMPARED, 0);
     let parents = [None, Some(0), None, Some(2), Some(2)];
@@ -178,6 +178,6 @@ fn compare(reference: &mut dyn Forward, model: &mut dyn Forward) -> Result<(), B
     reference.commit(lane, COMPARED, &[2, 4])?;
     model.commit(lane, COMPARED, &[2, 4])?;
     let after = text(model, 3, 3);
-    both("after a kept branch", Feed { tokens: &after, parents: None, ..chain }, reference, model)?;
+    both("after a committed branch", Feed { tokens: &after, parents: None, ..chain }, reference, model)?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The limits of grammars, which clients write.
 //!
-//! llguidance counts what it does and stops at its own limits; the rest is here: the size of a
-//! grammar, the patterns that it compares with each other, the stack and the time of the thread
-//! that works on it, and how many are compiled at once.
+//! llguidance counts what it does and stops at its limits; the rest is here: the size of a grammar,
+//! the patterns that it compares with each other, the stack and the time of the thread that works
+//! on it, and how many are compiled at once.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -27,7 +27,7 @@ const SIZE: usize = 128 << 10;
 /// under a tenth of a second.
 const QUANTIFIERS: usize = 4_000;
 /// Maximum comparisons of patterns in `patternProperties`, each with the others and with the names
-/// of the properties beside them: llguidance makes a regular expression of each pair.
+/// of the properties of the same object: llguidance makes a regular expression of each pair.
 const PATTERN_PAIRS: usize = 500;
 /// Maximum depth of nested values in a schema.
 const DEPTH: usize = 64;
@@ -48,11 +48,11 @@ pub(super) const WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of grammars that are compiled at once.
 const COMPILING: usize = 8;
 
-/// Sets llguidance's own limits.
+/// Sets the limits of llguidance.
 pub(super) fn set(limits: &mut ParserLimits) {
     (limits.max_lexer_states, limits.max_items_in_row) = (LEXER_STATES, ROW_ITEMS);
     (limits.initial_lexer_fuel, limits.max_grammar_size) = (LEXER_FUEL, SYMBOLS);
-    // It would run each large expression over the whole vocabulary.
+    // It would run each large expression over the complete vocabulary.
     limits.precompute_large_lexemes = false;
     limits.verbose_errors = false;
 }
@@ -104,8 +104,8 @@ impl Size {
     fn add_members(&mut self, members: &Map<String, Value>) {
         let object = |name: &str| members.get(name).and_then(Value::as_object);
         let patterns = object("patternProperties").map_or(0, Map::len);
-        let beside = patterns + object("properties").map_or(0, Map::len);
-        self.pattern_pairs = self.pattern_pairs.saturating_add(patterns.saturating_mul(beside));
+        let names = patterns + object("properties").map_or(0, Map::len);
+        self.pattern_pairs = self.pattern_pairs.saturating_add(patterns.saturating_mul(names));
         let keys = object("patternProperties").into_iter().flat_map(Map::keys).map(String::as_str);
         let pattern = members.get("pattern").and_then(Value::as_str);
         self.quantifiers += keys.chain(pattern).map(quantifiers).sum::<usize>();
@@ -141,7 +141,7 @@ impl Size {
     }
 }
 
-/// The number of characters that repeat, leave out or choose.
+/// The number of characters that repeat, omit or choose.
 fn quantifiers(text: &str) -> usize {
     text.bytes().filter(|byte| b"?*+{~|".contains(byte)).count()
 }
@@ -183,8 +183,8 @@ pub(super) fn spawn(act: impl FnOnce() + Send + 'static) -> Result<(), String> {
     thread.spawn(act).map(drop).map_err(|error| error.to_string())
 }
 
-/// Does work on a grammar on a thread of its own, and waits for it within a limit. A compilation
-/// cannot be stopped: it goes on to its own limits, and nothing waits for it.
+/// Does work on a grammar on a separate thread, and waits for it within a limit. A compilation
+/// cannot be stopped: it goes on to the limits of llguidance, and nothing waits for it.
 ///
 /// # Errors
 /// The work has failed, or takes too long; the reason in words.

@@ -50,14 +50,14 @@ fn ids(text: &str) -> Vec<TokenId> {
     text.bytes().map(TokenId::from).collect()
 }
 
-fn place(grammars: &Grammars, grammar: &Grammar, text: &str) -> Result<Place, String> {
-    grammars.place(grammar, &ids(text), true, &Stop::default())
+fn position(grammars: &Grammars, grammar: &Grammar, text: &str) -> Result<GrammarPosition, String> {
+    grammars.position_after(grammar, &ids(text), true, &Stop::default())
 }
 
 /// The tokens that may follow a text.
 fn after(grammars: &Grammars, grammar: &Grammar, text: &str) -> Result<Vec<TokenId>, String> {
     let mut logits = vec![0.0; 259];
-    match place(grammars, grammar, text)?.next(&Stop::default())? {
+    match position(grammars, grammar, text)?.next(&Stop::default())? {
         Next::Of(allowed) => allowed.apply(&mut logits),
         other => panic!("{other:?}"),
     }
@@ -95,20 +95,20 @@ fn json_has_the_layout_that_was_asked_for() {
 #[test]
 fn a_place_is_the_same_whether_its_beginning_was_kept_or_not() {
     let regex = grammar(&json!({"regex": "(ab|ac)*"}));
-    let kept = grammars();
+    let stored = grammars();
     for len in 0..40 {
         let text = "abac".repeat(10)[..len].to_owned();
-        assert_eq!(after(&kept, &regex, &text), after(&grammars(), &regex, &text), "{text}");
+        assert_eq!(after(&stored, &regex, &text), after(&grammars(), &regex, &text), "{text}");
     }
-    assert_eq!(kept.kept.lock().len(), KEPT);
-    assert_eq!(after(&kept, &regex, "aba").unwrap(), ids("bc"), "an earlier place, too");
+    assert_eq!(stored.stored.lock().len(), STORED_POSITIONS);
+    assert_eq!(after(&stored, &regex, "aba").unwrap(), ids("bc"), "an earlier position, too");
 }
 
 #[test]
 fn what_cannot_be_followed_is_an_error_in_words() {
     let grammars = grammars();
     let choice = grammar(&json!({"choice": ["a"]}));
-    assert!(place(&grammars, &choice, "b").unwrap().is_lost());
+    assert!(position(&grammars, &choice, "b").unwrap().is_lost());
     for wrong in [
         json!({"regex": "("}),
         json!({"grammar": "start: unknown"}),
@@ -128,10 +128,10 @@ fn a_lexer_that_has_no_states_left_is_replaced() {
     let mut random = foretell_core::units::SplitMix64::new(7);
     for _ in 0..60 {
         let text: String = (0..200).map(|_| if random.unit() < 0.5 { 'a' } else { 'b' }).collect();
-        let (stop, mut place) = (Stop::default(), place(&grammars, &regex, "").unwrap());
+        let (stop, mut position) = (Stop::default(), position(&grammars, &regex, "").unwrap());
         for token in ids(&text) {
-            let next = place.follow(token, &stop);
-            assert!(matches!(next, Ok(Next::Of(_))), "{next:?} {}", place.output.len());
+            let next = position.follow(token, &stop);
+            assert!(matches!(next, Ok(Next::Of(_))), "{next:?} {}", position.output.len());
         }
     }
 }
@@ -149,19 +149,19 @@ fn an_object_may_have_many_optional_properties() {
 fn a_very_ambiguous_grammar_ends_in_an_error() {
     let grammars = grammars();
     let lark = "start: a\na: a a a | a a | \"a\" | \"b\" | a b a\nb: \"\" | \"a\" b";
-    let mut place = place(&grammars, &grammar(&json!({"grammar": lark})), "").unwrap();
+    let mut position = position(&grammars, &grammar(&json!({"grammar": lark})), "").unwrap();
     let stop = Stop::default();
-    assert!((0..2_000).any(|_| place.follow(TokenId::from(b'a'), &stop).is_err()));
+    assert!((0..2_000).any(|_| position.follow(TokenId::from(b'a'), &stop).is_err()));
 }
 
 #[test]
 fn after_the_end_nothing_is_bound() {
     let grammars = grammars();
     let (choice, stop) = (grammar(&json!({"choice": ["a"]})), Stop::default());
-    let mut ended = place(&grammars, &choice, "a").unwrap();
+    let mut ended = position(&grammars, &choice, "a").unwrap();
     assert!(matches!(ended.next(&stop), Ok(Next::Of(allowed)) if allowed.is_within(&[END])));
     assert!(matches!(ended.follow(END, &stop), Ok(Next::Any)));
-    let mut lost = place(&grammars, &choice, "").unwrap();
+    let mut lost = position(&grammars, &choice, "").unwrap();
     assert!(lost.follow(7, &stop).is_err() && lost.is_lost());
     assert!(matches!(lost.next(&stop), Ok(Next::Nothing)));
 }
@@ -171,7 +171,7 @@ fn after_the_end_nothing_is_bound() {
 fn an_end_that_is_named_twice_is_masked_until_min_tokens() {
     let grammars = grammars();
     let choice = grammar(&json!({"choice": ["take", "tak"]}));
-    let next = place(&grammars, &choice, "tak").unwrap().next(&Stop::default()).unwrap();
+    let next = position(&grammars, &choice, "tak").unwrap().next(&Stop::default()).unwrap();
     let sampling = Sampling { temperature: 0.0, min_tokens: 4, ..Sampling::default() };
     let sampler = Sampler::new(sampling, 0, 0).with_ends(vec![END, END]);
     let mut history = sampler.history(&[], &ids("tak"));
@@ -189,18 +189,18 @@ fn kept_places_have_a_limited_size_and_share_the_lexer_of_their_grammar() {
         after(&grammars, &large, text).unwrap();
     }
     after(&grammars, &small, "a").unwrap();
-    let mut kept = grammars.kept.lock();
-    let size = |kept: &Kept| match &kept.place.state {
-        State::Within(walk) => size_of_lexer(&walk.lexer),
-        State::Ended | State::Lost => 0,
+    let mut stored = grammars.stored.lock();
+    let size = |stored: &StoredPosition| match &stored.position.state {
+        GrammarState::Within(walk) => size_of_lexer(&walk.lexer),
+        GrammarState::Ended | GrammarState::Lost => 0,
     };
-    let sizes: Vec<usize> = kept.iter().map(size).collect();
+    let sizes: Vec<usize> = stored.iter().map(size).collect();
     assert!(sizes.len() == 3 && sizes[0] > 1_000 && sizes[1] == sizes[2], "{sizes:?}");
-    shrink(&mut kept, sizes[0] + sizes[1]);
-    assert_eq!(kept.len(), 3);
-    shrink(&mut kept, sizes[0] + sizes[1] - 1);
-    assert_eq!(kept.len(), 1);
-    assert_eq!(kept[0].place.output, ids("a"));
+    shrink(&mut stored, sizes[0] + sizes[1]);
+    assert_eq!(stored.len(), 3);
+    shrink(&mut stored, sizes[0] + sizes[1] - 1);
+    assert_eq!(stored.len(), 1);
+    assert_eq!(stored[0].position.output, ids("a"));
 }
 
 #[test]
@@ -210,8 +210,8 @@ fn a_usual_grammar_is_below_a_megabyte() {
         (0..50).map(|at| (format!("p{at}"), json!({"type": "string"}))).collect();
     let schema = grammar(&json!({"json": {"type": "object", "properties": properties}}));
     after(&grammars, &schema, "{\"p7\": \"a text\", \"p9\": \"").unwrap();
-    let kept = grammars.kept.lock();
-    let State::Within(walk) = &kept[0].place.state else { panic!("it goes on") };
+    let stored = grammars.stored.lock();
+    let GrammarState::Within(walk) = &stored[0].position.state else { panic!("it goes on") };
     let size = size_of_lexer(&walk.lexer);
     assert!(size < 1 << 20, "{size}");
 }
@@ -222,7 +222,7 @@ fn a_draft_has_at_each_node_what_its_text_has() {
     let (grammars, regex) = (grammars(), grammar(&json!({"regex": "(ab|ac)*d"})));
     let tokens = ids("abxad");
     let parents = [None, Some(0), Some(1), Some(1), None];
-    let all = behind(place(&grammars, &regex, "").unwrap(), &tokens, &parents, &Stop::default());
+    let all = behind(position(&grammars, &regex, "").unwrap(), &tokens, &parents, &Stop::default());
     let texts = [Some(""), Some("a"), Some("ab"), None, Some("aba"), Some("d")];
     for (next, text) in all.iter().zip(texts) {
         let mut logits = vec![0.0; 259];
@@ -339,16 +339,16 @@ fn a_hostile_grammar_ends_in_an_error_or_is_followed() {
     for (name, hostile) in hostile() {
         let theirs = Arc::clone(&grammars);
         let followed = apart(move |stop| {
-            let mut place = theirs.place(&hostile, &[], true, stop)?;
-            let mut next = place.next(stop)?;
+            let mut position = theirs.position_after(&hostile, &[], true, stop)?;
+            let mut next = position.next(stop)?;
             for _ in 0..100 {
                 let Next::Of(allowed) = &next else { break };
                 let token =
                     b"\"a{[1bcx ".iter().map(|&byte| TokenId::from(byte)).find(|&token| allowed.has(token));
                 let Some(token) = token else { break };
-                next = place.follow(token, stop)?;
+                next = position.follow(token, stop)?;
             }
-            Ok(place.output.len())
+            Ok(position.output.len())
         });
         match followed {
             Ok(tokens) => assert!(tokens <= 100, "{name}"),

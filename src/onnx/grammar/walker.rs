@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use super::limits::{FAILED, TOO_LARGE, WITHIN, spawn};
-use super::{Next, Place, Stop};
+use super::{GrammarPosition, Next, Stop};
 use foretell_core::units::TokenId;
 
 /// Maximum time that an output spends in its grammar: this, and as much more for each token. A
@@ -14,26 +14,30 @@ const TOKEN: Duration = Duration::from_millis(5);
 
 /// The tokens that may follow an output.
 #[derive(Debug)]
-pub struct Bound {
-    /// `None` until the grammar says it.
+pub struct Constraint {
+    /// `None` until the grammar has determined it.
     next: Option<Result<Next, String>>,
     /// Follows the output; `None` if that gets no longer than by a token.
     walker: Option<Walker>,
 }
 
-impl Bound {
+impl Constraint {
     /// Behind an output that ends with the next token.
     pub const fn last(next: Next) -> Self {
         Self { next: Some(Ok(next)), walker: None }
     }
 
-    /// At a place where this may follow. `wake` is called when the grammar has said what may follow
-    /// a token.
+    /// At a position where this may follow. `wake` is called when the grammar has determined what
+    /// may follow a token.
     ///
     /// # Errors
     /// The system cannot create a thread.
-    pub fn new(next: Next, place: Place, wake: impl Fn() + Send + 'static) -> Result<Self, String> {
-        Ok(Self { next: Some(Ok(next)), walker: Some(Walker::start(place, wake)?) })
+    pub fn new(
+        next: Next,
+        position: GrammarPosition,
+        wake: impl Fn() + Send + 'static,
+    ) -> Result<Self, String> {
+        Ok(Self { next: Some(Ok(next)), walker: Some(Walker::start(position, wake)?) })
     }
 
     /// True if it is known what may follow, or that the grammar has failed.
@@ -55,7 +59,7 @@ impl Bound {
     pub fn push(&mut self, token: TokenId) {
         self.next = None;
         if let Some(walker) = &mut self.walker {
-            walker.ask(token);
+            walker.request(token);
         }
     }
 }
@@ -64,42 +68,42 @@ impl Bound {
 struct Walker {
     tokens: Sender<TokenId>,
     nexts: Receiver<Result<Next, String>>,
-    asked: Instant,
+    requested: Instant,
     stop: Stop,
 }
 
 impl Walker {
-    fn start(mut place: Place, wake: impl Fn() + Send + 'static) -> Result<Self, String> {
-        let ((tokens, asked), (tell, nexts)) = (channel(), channel());
-        let (stop, mut left) = (Stop::default(), OUTPUT);
+    fn start(mut position: GrammarPosition, wake: impl Fn() + Send + 'static) -> Result<Self, String> {
+        let ((tokens, requests), (answers, nexts)) = (channel(), channel());
+        let (stop, mut time) = (Stop::default(), OUTPUT);
         let theirs = stop.clone();
         spawn(move || {
-            while let Ok(token) = asked.recv() {
+            while let Ok(token) = requests.recv() {
                 let begun = Instant::now();
-                let next = place.follow(token, &theirs);
-                let rest = (left + TOKEN).checked_sub(begun.elapsed());
-                left = rest.unwrap_or_default();
+                let next = position.follow(token, &theirs);
+                let rest = (time + TOKEN).checked_sub(begun.elapsed());
+                time = rest.unwrap_or_default();
                 let next = if rest.is_some() { next } else { Err(TOO_LARGE.to_owned()) };
-                if tell.send(next).is_err() {
+                if answers.send(next).is_err() {
                     return;
                 }
                 wake();
             }
         })?;
-        Ok(Self { tokens, nexts, asked: Instant::now(), stop })
+        Ok(Self { tokens, nexts, requested: Instant::now(), stop })
     }
 
-    fn ask(&mut self, token: TokenId) {
-        self.asked = Instant::now();
+    fn request(&mut self, token: TokenId) {
+        self.requested = Instant::now();
         // A thread that has ended is noticed when its answer is read.
         let _ = self.tokens.send(token);
     }
 
-    /// The answer to [`Self::ask`]; `None` if it has not come yet.
+    /// The answer to [`Self::request`]; `None` if it has not come yet.
     fn next(&mut self) -> Option<Result<Next, String>> {
         match self.nexts.try_recv() {
             Ok(next) => Some(next),
-            Err(TryRecvError::Empty) if self.asked.elapsed() < WITHIN => None,
+            Err(TryRecvError::Empty) if self.requested.elapsed() < WITHIN => None,
             Err(TryRecvError::Empty) => Some(Err(TOO_LARGE.to_owned())),
             Err(TryRecvError::Disconnected) => Some(Err(FAILED.to_owned())),
         }

@@ -12,13 +12,13 @@ impl Rows {
         layout.take_steps(&mut steps);
         for step in steps {
             match step {
-                Step::Create(set, shape) => {
+                LayoutStep::Create(set, shape) => {
                     self.0.resize(self.0.len().max(set + 1), None);
                     assert!(self.0[set].is_none(), "set {set} is made twice");
                     self.0[set] = Some((shape, vec![vec![0; shape.rows]; shape.lanes]));
                 }
-                Step::Drop(set) => assert!(self.0[set].take().is_some(), "set {set} is dropped twice"),
-                Step::Copy { from, to, rows } => {
+                LayoutStep::Drop(set) => assert!(self.0[set].take().is_some(), "set {set} is dropped twice"),
+                LayoutStep::Copy { from, to, rows } => {
                     let copied = self.slot(from)[..rows].to_vec();
                     self.slot(to)[..rows].copy_from_slice(&copied);
                 }
@@ -190,7 +190,7 @@ fn any_order_of_work_keeps_every_row() {
             }
         }
     }
-    assert!(rows.0.iter().flatten().count() <= 12 + KEPT_EMPTY);
+    assert!(rows.0.iter().flatten().count() <= 12 + EMPTY_SETS_MAX);
 }
 
 #[test]

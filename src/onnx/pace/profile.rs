@@ -1,5 +1,4 @@
-//! Step times of engines: named profiles, from published hardware figures or from our own
-//! measurements.
+//! Step times of engines: named profiles, from published hardware figures or from measurements.
 //!
 //! Rooflines: a step reads all weights once and the KV rows of every running sequence, and computes
 //! about two floating point operations per weight and token; its time is the longer of the two plus
@@ -38,9 +37,9 @@ pub enum Profile {
     VllmCpu,
     /// llama-server on two CPU cores, as measured here.
     LlamaCpu,
-    /// Our own target with the bundled model.
+    /// `foretell target` with the bundled model.
     Onnx,
-    /// Our own target with the bundled model at eight times its depth.
+    /// `foretell target` with the bundled model at eight times its depth.
     OnnxInflated,
 }
 
@@ -130,10 +129,10 @@ impl Profile {
                 eager: 9e-3,
             }),
             // Decode 95 ms; `score` of 0, 4, 8 drafted tokens 138, 152, 164 ms, with half a block
-            // of 32 computed again; a fan-out of five prompts 421 ms (tests/engines/cost.py).
+            // of 32 recomputed; a fan-out of five prompts 421 ms (tests/engines/cost.py).
             Self::VllmCpu => table(&[(1, 95.0), (17, 138.0), (21, 152.0), (25, 164.0), (90, 421.0)], 0.0),
-            // Decode 75 ms; its own verification of five drafted tokens 1.9 steps, a fan-out of
-            // five prompts, about 15 tokens, 4.4 steps.
+            // Decode 75 ms; llama-server's verification of five drafted tokens 1.9 steps, a fan-out
+            // of five prompts, about 15 tokens, 4.4 steps.
             Self::LlamaCpu => table(&[(1, 75.0), (6, 142.0), (15, 330.0), (128, 1_800.0)], 0.0),
             // 1, 5, 9, 17 new tokens: 1.82, 2.57, 3.05, 4.17 ms; four sequences of one token 3.58
             // ms.

@@ -32,7 +32,7 @@ pub enum NoPace {
         "step is missing: how long a plain step takes, such as step=60ms; or profile, such as profile=h100-8b"
     )]
     NoStep,
-    /// A profile and costs of its own.
+    /// A profile together with single costs.
     #[error("profile: goes with slow alone, got {0} too")]
     Both(&'static str),
 }

@@ -2,37 +2,27 @@
 //!
 //! Each set has, per layer, one key and one value tensor `[lanes, kv_heads, rows, head_dim]`,
 //! zeroed on creation: the masked product of a row that was never written must be a number. On CUDA
-//! the rows are in device memory, which this process cannot address; a copy then takes whole
+//! the rows are in device memory, which this process cannot address; a copy then takes complete
 //! tensors through host memory. That is slow but correct, and happens only when a sequence moves.
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
 use ort::value::Tensor;
 
-use super::bound::Bound;
+use super::description::CacheShape;
 use super::device::Device;
+use super::run_binding::RunBinding;
 use crate::forward::ModelError;
 use crate::layout::{SetShape, SlotAddress};
 
-/// Sizes of the model that decide the shape of its cache.
-#[derive(Clone, Copy, Debug)]
-pub struct CacheShape {
-    /// Number of transformer layers.
-    pub layers: usize,
-    /// Key and value heads.
-    pub heads: usize,
-    /// Elements of one key or value of one head.
-    pub width: usize,
-}
-
-/// One set: its tensors (keys and values of layer 0, of layer 1, …) and the runs bound to it.
+/// One set: its tensors (keys and values of layer 0, of layer 1, …) and its run bindings.
 pub struct TensorSet {
     /// Lanes and length of the set.
     pub shape: SetShape,
     /// Keys and values, layer by layer.
     pub tensors: Vec<Tensor<f32>>,
-    /// Bound runs, by shape.
-    pub bound: Vec<Bound>,
+    /// Run bindings, by shape.
+    pub bindings: Vec<RunBinding>,
 }
 
 /// Every set of key and value tensors.
@@ -68,7 +58,7 @@ impl Cache {
             self.sets.resize_with(index + 1, || None);
         }
         if let Some(entry) = self.sets.get_mut(index) {
-            *entry = Some(TensorSet { shape, tensors, bound: Vec::new() });
+            *entry = Some(TensorSet { shape, tensors, bindings: Vec::new() });
         }
         Ok(())
     }
@@ -94,14 +84,14 @@ impl Cache {
         }
     }
 
-    /// Drops the bound runs that were used longest ago, of any set, until one of this many bytes
+    /// Drops the run bindings that were used longest ago, of any set, until one of this many bytes
     /// fits into the limit with the others.
     pub fn make_room(&mut self, bytes: usize, limit: usize) {
-        let runs = self.sets.iter().flatten().flat_map(|set| &set.bound);
-        let runs: Vec<(u64, usize)> = runs.map(|bound| (bound.used, bound.size())).collect();
-        let from = kept_from(runs, limit.saturating_sub(bytes));
+        let runs = self.sets.iter().flatten().flat_map(|set| &set.bindings);
+        let runs: Vec<(u64, usize)> = runs.map(|binding| (binding.used, binding.size())).collect();
+        let from = first_retained(runs, limit.saturating_sub(bytes));
         for set in self.sets.iter_mut().flatten() {
-            set.bound.retain(|bound| bound.used >= from);
+            set.bindings.retain(|binding| binding.used >= from);
         }
     }
 
@@ -143,7 +133,7 @@ impl Cache {
 
     /// Moves rows `base + path[i]` of a slot to `base + i`. `path` ascends, so no row is read after
     /// it was written.
-    pub fn keep(&mut self, address: SlotAddress, base: usize, path: &[usize]) -> Result<(), ModelError> {
+    pub fn compact(&mut self, address: SlotAddress, base: usize, path: &[usize]) -> Result<(), ModelError> {
         let (heads, width) = (self.shape.heads, self.shape.width);
         self.edit(address.set, |shape, data| {
             for head in 0..heads {
@@ -168,7 +158,7 @@ impl Cache {
 
 /// Of runs, each with the number of its last use and its bytes, the number from which on the last
 /// used ones fit into `limit`; 0 if all do.
-fn kept_from(mut runs: Vec<(u64, usize)>, limit: usize) -> u64 {
+fn first_retained(mut runs: Vec<(u64, usize)>, limit: usize) -> u64 {
     runs.sort_unstable_by_key(|&(used, _)| std::cmp::Reverse(used));
     let mut sum = 0;
     let first_over = runs.iter().find(|&&(_, bytes)| {
@@ -205,11 +195,11 @@ mod tests {
     #[test]
     fn the_runs_that_were_used_last_are_kept_while_they_fit() {
         let runs = || vec![(7, 30), (3, 10), (9, 50), (1, 5)];
-        assert_eq!(kept_from(runs(), 95), 0);
-        assert_eq!(kept_from(runs(), 94), 2);
-        assert_eq!(kept_from(runs(), 80), 4);
-        assert_eq!(kept_from(runs(), 79), 8);
-        assert_eq!(kept_from(runs(), 0), 10);
-        assert_eq!(kept_from(Vec::new(), 0), 0);
+        assert_eq!(first_retained(runs(), 95), 0);
+        assert_eq!(first_retained(runs(), 94), 2);
+        assert_eq!(first_retained(runs(), 80), 4);
+        assert_eq!(first_retained(runs(), 79), 8);
+        assert_eq!(first_retained(runs(), 0), 10);
+        assert_eq!(first_retained(Vec::new(), 0), 0);
     }
 }

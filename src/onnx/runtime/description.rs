@@ -1,4 +1,4 @@
-//! Reads the description of a model from the files beside its graph: `config.json` in the Hugging
+//! Reads the description of a model from the files next to its graph: `config.json` in the Hugging
 //! Face layout, and `generation_config.json` if present.
 
 use std::fs;
@@ -6,8 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::cache::CacheShape;
-use crate::open::DescriptionError;
+use crate::open_error::DescriptionError;
 use foretell_core::units::TokenId;
 
 /// One id or several; both forms are common.
@@ -42,6 +41,17 @@ struct Config {
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Generation {
     pub(super) eos_token_id: Option<Ids>,
+}
+
+/// Sizes of the model that decide the shape of its cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheShape {
+    /// Number of transformer layers.
+    pub layers: usize,
+    /// Key and value heads.
+    pub heads: usize,
+    /// Elements of one key or value of one head.
+    pub width: usize,
 }
 
 /// Properties of a model that are known before it is loaded.

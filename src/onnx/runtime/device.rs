@@ -5,7 +5,8 @@ use std::path::Path;
 use ort::ep::{CUDA, ExecutionProvider};
 use ort::session::builder::SessionBuilder;
 
-use crate::open::{DeviceChoice, DeviceError};
+use crate::open_error::DeviceError;
+use crate::options::DeviceChoice;
 
 /// Device that a session runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ fn with_cuda(builder: SessionBuilder, library: &Path) -> WithCuda {
     if !CUDA::is_available().unwrap_or(false) {
         return Err(Box::new((DeviceError::NotBuiltIn(library.display().to_string()), builder)));
     }
-    // TF32 keeps ten bits of a product's factors: the choices of a model in 32 bits would not be
+    // TF32 has ten bits of a product's factors: the choices of a model in 32 bits would not be
     // those of the CPU, nor the same for one token and for several.
     let cuda = CUDA::default().with_tf32(false).build().error_on_failure();
     builder.with_execution_providers([cuda]).map_err(|error| {

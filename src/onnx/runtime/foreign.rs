@@ -2,7 +2,7 @@
 //! by the model builder of onnxruntime-genai.
 //!
 //! Such a graph takes all keys and values of a sequence and returns longer ones. Each lane
-//! therefore has tensors of its own and runs by itself: sequences of different lengths do not fit
+//! therefore has separate tensors and runs by itself: sequences of different lengths do not fit
 //! into one run, and `GroupQueryAttention` refuses several sequences with several new tokens each.
 //! The output of one run is the input of the next, without a copy; only a rewound lane is cut to
 //! its length before it runs again. A graph with such a cache reads chains and no trees; a drafter
@@ -26,17 +26,18 @@ use super::cache::failed;
 use super::device::Device;
 use super::load::{self, Loaded};
 use crate::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, validate};
-use crate::open::{DeviceChoice, OpenError, Options};
+use crate::open_error::OpenError;
+use crate::options::{DeviceChoice, Options};
 
 /// Maximum number of tokens in one run; longer feeds are split.
 const CHUNK: usize = 128;
 
 /// The sequence of a lane.
 #[derive(Default)]
-struct Held {
+struct Sequence {
     /// Tokens of the sequence.
     len: usize,
-    /// Tokens that the tensors hold: more than `len` after a rewind.
+    /// Tokens in the tensors: more than `len` after a rewind.
     rows: usize,
     /// Keys and values of layer 0, of layer 1, …; none before the first run.
     tensors: Vec<DynValue>,
@@ -46,8 +47,8 @@ struct Held {
 pub struct ForeignModel {
     config: ModelConfig,
     signature: Signature,
-    /// Declared before the sessions, which own their memory and must be dropped later.
-    lanes: Vec<Option<Held>>,
+    /// Declared before the sessions, whose memory they use, and which must be dropped later.
+    lanes: Vec<Option<Sequence>>,
     cutter: Cutter,
     widener: Option<Widener>,
     session: Session,
@@ -66,7 +67,7 @@ fn memory(device: Device) -> ort::Result<MemoryInfo<'static>> {
 
 impl ForeignModel {
     /// The model of a loaded graph.
-    pub(super) fn of(
+    pub(crate) fn of(
         folder: &Path,
         loaded: Loaded,
         names: Names,
@@ -84,13 +85,13 @@ impl ForeignModel {
         let context = context.ok_or_else(|| {
             loaded.refused("neither the options nor the files declare the maximum context length")
         })?;
-        // The graphs that cut and widen run on the device that holds their inputs.
+        // The graphs that cut and widen run on the device of their inputs.
         let on = |device: Device| match device {
             Device::Cpu => load::builder(DeviceChoice::Cpu, options),
             Device::Cuda => load::builder(DeviceChoice::Cuda, options),
         };
-        let place = memory(loaded.device).map_err(refused)?;
-        let cutter = Cutter::new(&on(loaded.device)?.builder, &signature.slots, place.clone());
+        let device_memory = memory(loaded.device).map_err(refused)?;
+        let cutter = Cutter::new(&on(loaded.device)?.builder, &signature.slots, device_memory.clone());
         let widener = match signature.logits {
             ort::value::TensorElementType::Float32 => None,
             narrow => Some(Widener::new(&on(Device::Cpu)?.builder, narrow).map_err(refused)?),
@@ -103,16 +104,16 @@ impl ForeignModel {
             lanes: (0..options.lanes).map(|_| None).collect(),
             cutter: cutter.map_err(refused)?,
             widener,
-            memory: place,
+            memory: device_memory,
             host: memory(Device::Cpu).map_err(refused)?,
             signature,
             session: loaded.session,
         })
     }
 
-    fn held(&mut self, lane: Lane) -> Result<&mut Held, ModelError> {
-        let held = self.lanes.get_mut(lane.0).and_then(Option::as_mut);
-        held.ok_or_else(|| ModelError::Invalid(format!("lane {} is not reserved", lane.0)))
+    fn sequence(&mut self, lane: Lane) -> Result<&mut Sequence, ModelError> {
+        let sequence = self.lanes.get_mut(lane.0).and_then(Option::as_mut);
+        sequence.ok_or_else(|| ModelError::Invalid(format!("lane {} is not reserved", lane.0)))
     }
 
     /// Checks a feed against its lane's length and the abilities of such a graph.
@@ -122,57 +123,61 @@ impl ForeignModel {
                 "a model of another tool reads chains of tokens and no trees".to_owned(),
             ));
         }
-        let (wanted, context) = (self.held(feed.lane)?.len + feed.tokens.len(), self.config.context);
+        let (wanted, context) = (self.sequence(feed.lane)?.len + feed.tokens.len(), self.config.context);
         if wanted > context { Err(ModelError::Full { wanted, context }) } else { Ok(()) }
     }
 
     /// Cuts the tensors of a lane to its length.
     fn settle(&mut self, lane: Lane) -> Result<(), ModelError> {
-        let held = self.lanes.get_mut(lane.0).and_then(Option::as_mut);
-        let Some(held) = held else { return Err(ModelError::Invalid(format!("lane {} is gone", lane.0))) };
-        if held.len == 0 {
+        let sequence = self.lanes.get_mut(lane.0).and_then(Option::as_mut);
+        let Some(sequence) = sequence else {
+            return Err(ModelError::Invalid(format!("lane {} is gone", lane.0)));
+        };
+        if sequence.len == 0 {
             let empty = self.signature.slots.iter().map(empty).collect::<ort::Result<_>>();
-            held.tensors = empty.map_err(|error| failed(&error))?;
-        } else if held.rows > held.len {
-            held.tensors = self.cutter.cut(&held.tensors, held.len).map_err(|error| failed(&error))?;
+            sequence.tensors = empty.map_err(|error| failed(&error))?;
+        } else if sequence.rows > sequence.len {
+            sequence.tensors =
+                self.cutter.cut(&sequence.tensors, sequence.len).map_err(|error| failed(&error))?;
         }
-        held.rows = held.len;
+        sequence.rows = sequence.len;
         Ok(())
     }
 
-    /// Runs one feed. The lane's length stays unchanged, so that a failure changes nothing; its
-    /// tensors hold the tokens that were run.
+    /// Runs one feed. The lane's length stays unchanged, so that a failure changes nothing; the
+    /// tokens that were run are in its tensors.
     fn run_feed(&mut self, index: usize, feed: &Feed<'_>, logits: &mut Logits) -> Result<(), ModelError> {
         self.settle(feed.lane)?;
-        let held = self.held(feed.lane)?;
-        let mut tensors = std::mem::take(&mut held.tensors);
-        let mut rows = held.rows;
+        let sequence = self.sequence(feed.lane)?;
+        let mut tensors = std::mem::take(&mut sequence.tensors);
+        let mut rows = sequence.rows;
         let outcome = self.run_chunks(index, feed, &mut tensors, &mut rows, logits);
-        let held = self.held(feed.lane)?;
-        (held.tensors, held.rows) = (tensors, rows);
+        let sequence = self.sequence(feed.lane)?;
+        sequence.tensors = tensors;
+        sequence.rows = rows;
         outcome
     }
 
-    /// Runs a feed chunk by chunk, after a cache of `held` rows.
+    /// Runs a feed chunk by chunk, after a cache of `cached` rows.
     fn run_chunks(
         &mut self,
         index: usize,
         feed: &Feed<'_>,
         tensors: &mut Vec<DynValue>,
-        held: &mut usize,
+        cached: &mut usize,
         logits: &mut Logits,
     ) -> Result<(), ModelError> {
         let first = feed.tokens.len() - feed.wanted();
         let mut done = 0;
-        while let Some(left) = feed.tokens.get(done..).filter(|left| !left.is_empty()) {
-            let taking = self.taking(*held, left.len(), first.saturating_sub(done));
-            let tokens = left.get(..taking).unwrap_or(left);
+        while let Some(remaining) = feed.tokens.get(done..).filter(|remaining| !remaining.is_empty()) {
+            let taking = self.taking(*cached, remaining.len(), first.saturating_sub(done));
+            let tokens = remaining.get(..taking).unwrap_or(remaining);
             let from = first.max(done);
             let rows = (done + tokens.len()).saturating_sub(from);
             let (present, values) =
-                self.step(tensors, *held, tokens, rows).map_err(|error| failed(&error))?;
+                self.step(tensors, *cached, tokens, rows).map_err(|error| failed(&error))?;
             *tensors = present;
-            *held += tokens.len();
+            *cached += tokens.len();
             done += tokens.len();
             if let Some(values) = values {
                 self.write(index, from - first, rows, &values, logits)?;
@@ -181,13 +186,13 @@ impl ForeignModel {
         Ok(())
     }
 
-    /// Number of `left` tokens that one run takes, if rows are wanted only after the first
+    /// Number of `remaining` tokens that one run takes, if rows are wanted only after the first
     /// `unwanted` of them.
-    fn taking(&self, past: usize, left: usize, unwanted: usize) -> usize {
+    fn taking(&self, past: usize, remaining: usize, unwanted: usize) -> usize {
         // The branch of a merged decoder that continues a text was exported for one token.
         let most = if self.signature.branch.is_some() && past > 0 { 1 } else { CHUNK };
         let most = if self.signature.last_only { most.min(unwanted + 1) } else { most };
-        left.min(most)
+        remaining.min(most)
     }
 
     /// One run of the graph: keys and values with the tokens, and the logits if rows are wanted.
@@ -267,7 +272,7 @@ impl Forward for ForeignModel {
 
     fn reserve(&mut self) -> Option<Lane> {
         let free = self.lanes.iter().position(Option::is_none)?;
-        *self.lanes.get_mut(free)? = Some(Held::default());
+        *self.lanes.get_mut(free)? = Some(Sequence::default());
         Some(Lane(free))
     }
 
@@ -278,12 +283,12 @@ impl Forward for ForeignModel {
     }
 
     fn len(&self, lane: Lane) -> usize {
-        self.lanes.get(lane.0).and_then(Option::as_ref).map_or(0, |held| held.len)
+        self.lanes.get(lane.0).and_then(Option::as_ref).map_or(0, |sequence| sequence.len)
     }
 
     fn rewind(&mut self, lane: Lane, len: usize) {
-        if let Ok(held) = self.held(lane) {
-            held.len = held.len.min(len);
+        if let Ok(sequence) = self.sequence(lane) {
+            sequence.len = sequence.len.min(len);
         }
     }
 
@@ -297,7 +302,7 @@ impl Forward for ForeignModel {
             self.run_feed(index, feed, &mut logits)?;
         }
         for feed in feeds {
-            self.held(feed.lane)?.len += feed.tokens.len();
+            self.sequence(feed.lane)?.len += feed.tokens.len();
         }
         Ok(logits)
     }

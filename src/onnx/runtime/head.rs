@@ -12,7 +12,8 @@ use ort::value::Tensor;
 use super::load;
 use crate::forward::{Behind, Draws, HeadDraft};
 use crate::noise::PositionNoise;
-use crate::open::{OpenError, Options};
+use crate::open_error::OpenError;
+use crate::options::Options;
 use foretell_core::units::TokenId;
 
 const FOLDER: &str = "heads";
@@ -35,7 +36,7 @@ pub struct Head {
     /// The tokens that it can draft, for each of which it takes noise; empty for one of an older
     /// form, which takes none.
     frequent: Vec<TokenId>,
-    /// It has failed, and is not run again.
+    /// It has failed, and is not run any more.
     failed: bool,
 }
 
@@ -156,7 +157,8 @@ fn nearly(hash: u64) -> f32 {
         (0..1 << BITS).map(|at| PositionNoise::noise(middle(at)) as f32).collect()
     });
     let at = (hash >> (64 - BITS)) as usize;
-    TABLE.get(at).filter(|_| at < STEEP).copied().unwrap_or_else(|| PositionNoise::noise(hash) as f32)
+    let entry = if at < STEEP { TABLE.get(at).copied() } else { None };
+    entry.unwrap_or_else(|| PositionNoise::noise(hash) as f32)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use ort::environment::Environment;
 use ort::logging::LogLevel;
 use parking_lot::Mutex;
 
-use crate::open::LibraryError;
+use crate::open_error::LibraryError;
 
 /// The version that `onnx/fetch.sh` unpacks.
 pub const VERSION: &str = "1.31.1";
@@ -43,8 +43,8 @@ impl Surroundings {
         }
     }
 
-    /// Paths that may be the library, best first: beside the binary, in the Python environment that
-    /// the binary was installed in, then the caches that `make` fills.
+    /// Paths that may be the library, best first: next to the binary, in the Python environment
+    /// that the binary was installed in, then the caches that `make` fills.
     pub fn candidates(&self) -> Vec<PathBuf> {
         let versioned = format!("libonnxruntime.so.{VERSION}");
         let unpacked = PathBuf::from(format!("onnxruntime-{VERSION}")).join("lib");

@@ -1,5 +1,4 @@
-//! Loads the graph of a model folder of any exporter: finds it, loads it, and selects the model
-//! that runs it by the names of its inputs.
+//! Loads the graph of a model folder of any exporter.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -10,14 +9,13 @@ use ort::session::Session;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use super::device::{self, Chosen, Device};
-use super::foreign::{ForeignModel, Names};
 use super::library;
-use super::model::Model;
 use crate::folder;
-use crate::open::{DeviceChoice, OpenError, Opened, Options};
+use crate::open_error::OpenError;
+use crate::options::{DeviceChoice, Options};
 
 /// A loaded graph and its device.
-pub(super) struct Loaded {
+pub(crate) struct Loaded {
     pub path: PathBuf,
     /// The graph, ready to run.
     pub session: Session,
@@ -37,18 +35,7 @@ fn refused(path: &Path, reason: impl Display) -> OpenError {
     OpenError::Graph { path: path.display().to_string(), reason: reason.to_string() }
 }
 
-/// Opens a model folder of any exporter (see [`crate::open::open`]).
-pub(crate) fn open(folder: &Path, options: &Options) -> Result<Opened, OpenError> {
-    let loaded = load(folder, options)?;
-    let device = loaded.note.clone();
-    let names = Names::find(folder, &loaded.session)?;
-    Ok(match names {
-        Some(names) => Opened { model: Box::new(ForeignModel::of(folder, loaded, names, options)?), device },
-        None => Opened { model: Box::new(Model::of(folder, loaded, options, false)?), device },
-    })
-}
-
-pub(super) fn load(folder: &Path, options: &Options) -> Result<Loaded, OpenError> {
+pub(crate) fn load(folder: &Path, options: &Options) -> Result<Loaded, OpenError> {
     let path = folder::graph(folder)
         .map_err(|reason| OpenError::NoGraph { folder: folder.display().to_string(), reason })?;
     let chosen = builder(options.device, options)?;

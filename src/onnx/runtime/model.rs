@@ -8,16 +8,17 @@ use std::path::Path;
 
 use ort::session::Session;
 
-use super::bound::{self, BOUND_MAX, Bound, RunShape, SlotFeed, Widths};
 use super::cache::{Cache, failed};
 use super::description::Description;
 use super::device::Device;
 use super::foreign::Names;
 use super::head::Head;
 use super::load::{self, Loaded};
+use super::run_binding::{self, BINDINGS_MAX, RunBinding, RunShape, SlotFeed, Widths};
 use crate::forward::{Behind, Feed, Forward, HeadDraft, Lane, Logits, ModelConfig, ModelError, validate};
-use crate::layout::{Layout, Step};
-use crate::open::{OpenError, Options};
+use crate::layout::{Layout, LayoutStep};
+use crate::open_error::OpenError;
+use crate::options::Options;
 
 /// Maximum number of tokens that one lane takes in one run of the graph; longer feeds are split.
 const CHUNK: usize = 128;
@@ -29,8 +30,8 @@ fn layout(lanes: usize, context: usize, device: Device) -> Layout {
         Device::Cuda => Layout::new(lanes, context, 128).with_free_tokens(),
     }
 }
-/// Number of bound runs that a set keeps, the most recently used ones.
-const KEPT_RUNS: usize = 32;
+/// Maximum number of run bindings of a set, the most recently used ones.
+const BINDINGS_PER_SET: usize = 32;
 
 pub struct Model {
     config: ModelConfig,
@@ -43,7 +44,7 @@ pub struct Model {
     tap_width: usize,
     layout: Layout,
     cache: Cache,
-    steps: Vec<Step>,
+    steps: Vec<LayoutStep>,
     pairs: Vec<(Lane, usize)>,
     runs: u64,
 }
@@ -62,7 +63,7 @@ impl Model {
     }
 
     /// The model of a loaded graph; `heads`: with the head in its folder, if there is one.
-    pub(super) fn of(
+    pub(crate) fn of(
         folder: &Path,
         loaded: Loaded,
         options: &Options,
@@ -82,7 +83,7 @@ impl Model {
                 eos: description.eos.clone(),
                 proposes: head.as_ref().map_or(0, Head::steps),
             },
-            tap_width: taps.filter(|_| head.is_some()).unwrap_or(0),
+            tap_width: if head.is_some() { taps.unwrap_or(0) } else { 0 },
             head,
             device: loaded.device,
             note: loaded.note,
@@ -108,12 +109,12 @@ impl Model {
         let mut outcome = Ok(());
         for step in self.steps.drain(..) {
             let taken = match step {
-                Step::Create(index, shape) => self.cache.create(&self.session, index, shape),
-                Step::Drop(index) => {
+                LayoutStep::Create(index, shape) => self.cache.create(&self.session, index, shape),
+                LayoutStep::Drop(index) => {
                     self.cache.drop_set(index);
                     Ok(())
                 }
-                Step::Copy { from, to, rows } => self.cache.copy(from, to, rows),
+                LayoutStep::Copy { from, to, rows } => self.cache.copy(from, to, rows),
             };
             if taken.is_err() {
                 self.layout.forget(step);
@@ -143,14 +144,14 @@ impl Model {
                 })
                 .collect();
             let room = lens.iter().map(|&len| rows.saturating_sub(len)).min().unwrap_or(0);
-            let left = |feed: &SlotFeed<'_>| feed.tokens.len() - feed.done;
-            let longest = members.iter().flatten().map(|(_, feed)| left(feed)).max().unwrap_or(0);
+            let remaining = |feed: &SlotFeed<'_>| feed.tokens.len() - feed.done;
+            let longest = members.iter().flatten().map(|(_, feed)| remaining(feed)).max().unwrap_or(0);
             if longest == 0 {
                 return Ok(());
             }
             let most = longest.min(CHUNK).min(room);
             for (_, feed) in members.iter_mut().flatten() {
-                feed.taking = left(feed).min(most);
+                feed.taking = remaining(feed).min(most);
             }
             let wanted = members.iter().flatten().map(|(_, feed)| feed.rows().len()).max().unwrap_or(0);
             let tokens = RunShape::class(most).min(room);
@@ -162,23 +163,25 @@ impl Model {
         }
     }
 
-    /// Index of the set's bound run of this shape, which is bound if it is new.
+    /// Index of the set's run binding of this shape, which is made if there is none.
     fn bind(&mut self, set: usize, shape: RunShape) -> Result<usize, ModelError> {
         let tensors = self.cache.set(set)?;
-        if let Some(known) = tensors.bound.iter().position(|bound| bound.shape == shape) {
+        if let Some(known) = tensors.bindings.iter().position(|binding| binding.shape == shape) {
             return Ok(known);
         }
         let widths = Widths { vocabulary: self.config.vocabulary, taps: self.tap_width };
-        let bytes = bound::size(tensors.shape, widths, shape);
-        self.cache.make_room(bytes, BOUND_MAX);
+        let bytes = run_binding::size(tensors.shape, widths, shape);
+        self.cache.make_room(bytes, BINDINGS_MAX);
         let set = self.cache.set(set)?;
-        let oldest = set.bound.iter().enumerate().min_by_key(|(_, bound)| bound.used).map(|(index, _)| index);
-        if let (Some(oldest), true) = (oldest, set.bound.len() >= KEPT_RUNS) {
-            set.bound.swap_remove(oldest);
+        let oldest =
+            set.bindings.iter().enumerate().min_by_key(|(_, binding)| binding.used).map(|(index, _)| index);
+        if let (Some(oldest), true) = (oldest, set.bindings.len() >= BINDINGS_PER_SET) {
+            set.bindings.swap_remove(oldest);
         }
-        let bound = Bound::new(&self.session, set, self.description.cache, widths, shape);
-        set.bound.push(bound.map_err(|error| failed(&error))?);
-        Ok(set.bound.len() - 1)
+        let cache = self.description.cache;
+        let binding = RunBinding::new(&self.session, set.shape, &mut set.tensors, cache, widths, shape);
+        set.bindings.push(binding.map_err(|error| failed(&error))?);
+        Ok(set.bindings.len() - 1)
     }
 
     fn run_chunk(
@@ -193,14 +196,14 @@ impl Model {
             return Err(ModelError::Runtime("a cache set has no room for padding".to_owned()));
         }
         let index = self.bind(set, shape)?;
-        let Some(bound) = self.cache.set(set)?.bound.get_mut(index) else {
-            return Err(ModelError::Runtime("a bound run is gone".to_owned()));
+        let Some(binding) = self.cache.set(set)?.bindings.get_mut(index) else {
+            return Err(ModelError::Runtime("a run binding is gone".to_owned()));
         };
         self.runs += 1;
-        bound.used = self.runs;
+        binding.used = self.runs;
         let feeds: Vec<_> =
             lens.iter().zip(members).map(|(&len, member)| (len, member.map(|(_, feed)| feed))).collect();
-        bound
+        binding
             .run(&mut self.session, self.device, self.description.context, &feeds)
             .map_err(|error| failed(&error))?;
         for (slot, member) in members.iter().enumerate() {
@@ -209,10 +212,10 @@ impl Model {
             if rows.is_empty() {
                 continue;
             }
-            let values = bound.logits(slot, rows.len()).map_err(|error| failed(&error))?;
+            let values = binding.logits(slot, rows.len()).map_err(|error| failed(&error))?;
             let first = (taken.done + rows.start).saturating_sub(taken.wanted);
             logits.write(*feed, first, values);
-            let states = bound.taps(slot, rows.len()).map_err(|error| failed(&error))?;
+            let states = binding.taps(slot, rows.len()).map_err(|error| failed(&error))?;
             logits.write_taps(*feed, first, states);
         }
         Ok(())
@@ -278,11 +281,11 @@ impl Forward for Model {
         let len = self.layout.len(lane);
         let ascends = path.windows(2).all(|pair| matches!(pair, [a, b] if a < b));
         if !ascends || base > len || path.last().is_some_and(|&last| base + last >= len) {
-            return Err(ModelError::Invalid(format!("cannot keep rows {path:?} after {base} of {len}")));
+            return Err(ModelError::Invalid(format!("cannot commit rows {path:?} after {base} of {len}")));
         }
         let moves = path.iter().enumerate().any(|(to, &from)| to != from);
         if let (true, Some(address)) = (moves, self.layout.address(lane)) {
-            self.cache.keep(address, base, path)?;
+            self.cache.compact(address, base, path)?;
         }
         self.layout.set_len(lane, base + path.len());
         Ok(())

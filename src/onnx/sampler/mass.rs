@@ -1,4 +1,4 @@
-//! Sums and maxima over a whole vocabulary: the only code that computes an exponential for every
+//! Sums and maxima over a complete vocabulary: the only code that computes an exponential for every
 //! token.
 //!
 //! Single precision, written so that compilers turn it into vector code, with the same bits on

@@ -1,7 +1,7 @@
 //! A job that has a lane: the tokens to compute next, and the use of the logits.
 
 use crate::forward::{Draws, Feed, HeadDraft, Lane, Logits, Rows};
-use crate::grammar::{Bound, TOO_LARGE};
+use crate::grammar::{Constraint, TOO_LARGE};
 use crate::sampler::History;
 use crate::target::job::{Ending, Event, Failure, Generate, Job, PromptRow, Scores, Token, Verified, Verify};
 use crate::target::judge::{Draft, judge, prompt_row};
@@ -20,14 +20,14 @@ const FIRST: usize = 24;
 /// A job with a lane.
 pub(super) struct Active {
     pub(super) slot: SlotId,
-    /// The whole sequence: tokens in the lane and tokens still to be computed.
+    /// The complete sequence: tokens in the lane and tokens still to be computed.
     pub(super) tokens: Vec<TokenId>,
     /// Number of `tokens` that are in the lane.
     pub(super) fed: usize,
     cached: usize,
     token_context: History,
     /// The grammar of an output that grows; `None` if there is none.
-    bound: Option<Bound>,
+    constraint: Option<Constraint>,
     produced: usize,
     /// Index of the row of the last run that the last token was sampled from.
     last_row: usize,
@@ -48,7 +48,7 @@ pub(super) struct Piece {
     /// True if its rows verify the tokens after the sequence, even if there are none.
     judged: bool,
     /// True if the sequence is complete with this piece.
-    whole: bool,
+    completes: bool,
 }
 
 impl Piece {
@@ -67,16 +67,16 @@ impl Piece {
 pub(super) enum Next {
     /// It needs another run.
     Continue,
-    /// It is finished; the lane keeps all its tokens.
+    /// It is finished; all its tokens stay in the lane.
     Done,
-    /// It is finished; the lane keeps `base` tokens and these nodes of the draft.
+    /// It is finished; `base` tokens and these nodes of the draft stay in the lane.
     Commit { base: usize, path: Vec<usize> },
 }
 
 impl Active {
     pub(super) fn new(slot: SlotId, cached: usize, mut job: Job) -> Self {
-        let (sampler, sequence, generated, bound) = match &mut job {
-            Job::Generate(job) => (&job.sampler, &job.prompt, job.generated, job.bound.take()),
+        let (sampler, sequence, generated, constraint) = match &mut job {
+            Job::Generate(job) => (&job.sampler, &job.prompt, job.generated, job.constraint.take()),
             Job::Verify(job) => (&job.sampler, &job.context, job.generated, None),
         };
         let (prompt, output) = sequence.split_at(sequence.len().saturating_sub(generated));
@@ -88,7 +88,7 @@ impl Active {
             fed: cached,
             cached,
             token_context,
-            bound,
+            constraint,
             produced: 0,
             last_row: 0,
             scored: Vec::new(),
@@ -101,7 +101,7 @@ impl Active {
     /// True if its grammar has said what may follow its last token, or has failed. Until then it
     /// takes no part in runs.
     pub(super) fn is_ready(&mut self) -> bool {
-        self.bound.as_mut().is_none_or(Bound::is_known)
+        self.constraint.as_mut().is_none_or(Constraint::is_known)
     }
 
     /// Number of tokens to compute before the next sample or verification result.
@@ -117,24 +117,24 @@ impl Active {
     pub(super) fn piece(&self, most: usize) -> Piece {
         let rest = self.tokens.get(self.fed..).unwrap_or_default();
         let sequence = rest.len().min(most);
-        let whole = sequence == rest.len();
+        let completes = sequence == rest.len();
         let mut tokens = rest.iter().take(sequence).copied().collect::<Vec<_>>();
         let (rows, parents) = match &self.job {
-            Job::Generate(job) => (self.rows_wanted(job, whole), None),
-            Job::Verify(job) if whole => {
+            Job::Generate(job) => (self.rows_wanted(job, completes), None),
+            Job::Verify(job) if completes => {
                 tokens.extend_from_slice(&job.tokens);
                 (Rows::From(sequence.saturating_sub(1)), job.parents_after(sequence))
             }
             Job::Verify(_) => (Rows::None, None),
         };
-        let judged = whole && matches!(self.job, Job::Verify(_));
-        Piece { tokens, parents, rows, sequence, judged, whole }
+        let judged = completes && matches!(self.job, Job::Verify(_));
+        Piece { tokens, parents, rows, sequence, judged, completes }
     }
 
-    fn rows_wanted(&self, job: &Generate, whole: bool) -> Rows {
+    fn rows_wanted(&self, job: &Generate, completes: bool) -> Rows {
         if job.prompt_logprobs.is_some() && self.produced == 0 {
             Rows::From(0)
-        } else if whole {
+        } else if completes {
             Rows::Last
         } else {
             Rows::None
@@ -146,15 +146,15 @@ impl Active {
         let before = self.fed;
         self.fed += piece.sequence;
         if let Job::Verify(_) = self.job {
-            return if piece.whole { self.judge(logits, feed) } else { Ok(Next::Continue) };
+            return if piece.completes { self.judge(logits, feed) } else { Ok(Next::Continue) };
         }
         let mut last = 0;
         if let Rows::From(skipped) = piece.rows {
             last = piece.sequence.saturating_sub(skipped + 1);
-            self.score_prompt(logits, feed, before + skipped, last + usize::from(!piece.whole))?;
+            self.score_prompt(logits, feed, before + skipped, last + usize::from(!piece.completes))?;
         }
         self.last_row = last;
-        if piece.whole { self.grow(logits.row(feed, last)) } else { Ok(Next::Continue) }
+        if piece.completes { self.grow(logits.row(feed, last)) } else { Ok(Next::Continue) }
     }
 
     /// Scores `count` prompt tokens, starting with the one after index `at`.
@@ -181,8 +181,8 @@ impl Active {
         if job.limits.max_tokens == 0 {
             return Ok(Next::Done);
         }
-        if let Some(bound) = &mut self.bound {
-            self.token_context.bind(&bound.take().map_err(Failure::Grammar)?);
+        if let Some(constraint) = &mut self.constraint {
+            self.token_context.bind(&constraint.take().map_err(Failure::Grammar)?);
         }
         let processed = job.sampler.process(row, &self.token_context);
         let id = processed.draw();
@@ -194,8 +194,10 @@ impl Active {
         self.produced += 1;
         let ending = ending(job, id, self.produced);
         self.token_context.push(id);
-        if let Some(bound) = self.bound.as_mut().filter(|_| ending.is_none()) {
-            bound.push(id);
+        if let Some(constraint) = &mut self.constraint
+            && ending.is_none()
+        {
+            constraint.push(id);
         }
         self.tokens.push(id);
         self.unsent = Some(Token { id, scores, ending, proposal: None });
@@ -203,7 +205,7 @@ impl Active {
     }
 
     /// The row and the token that the head is to draft behind after a run, and how the tokens there
-    /// will be drawn; `None` if none is asked for.
+    /// will be drawn; `None` if no draft is requested.
     pub(super) fn opening(&self) -> Option<(usize, TokenId, Option<Draws>)> {
         match &self.job {
             Job::Generate(job) => {
@@ -214,7 +216,10 @@ impl Active {
                 due.then_some((self.last_row, token.id, draws))
             }
             Job::Verify(job) => {
-                let verified = self.verified.as_ref().filter(|_| job.propose > 0)?;
+                let verified = self.verified.as_ref()?;
+                if job.propose == 0 {
+                    return None;
+                }
                 let row = verified.accepted.last().map_or(0, |node| node + 1);
                 let behind = self.token_context.position() + verified.accepted.len() as u64 + 1;
                 Some((row, verified.rows.get(row)?.sample?, job.sampler.draws(behind)))
@@ -247,9 +252,9 @@ impl Active {
     fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, Failure> {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
         let row = |position| logits.row(feed, position);
-        let bound = job.bound.as_deref();
+        let allowed = job.allowed.as_deref();
         let draft = Draft { tokens: &job.tokens, parents: &job.parents };
-        let (rows, accepted) = judge(&job.sampler, &self.token_context, &draft, bound, job.listed, row)?;
+        let (rows, accepted) = judge(&job.sampler, &self.token_context, &draft, allowed, job.listed, row)?;
         self.verified =
             Some(Verified { rows, accepted: accepted.clone(), cached: self.cached, proposal: None });
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })

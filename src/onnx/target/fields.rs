@@ -1,5 +1,5 @@
-//! Reads a request body field by field. Each known field is taken by name and type; any field that
-//! is left over is refused by name, so a misspelt or unsupported parameter is always reported.
+//! Reads a request body field by field. Each known field is taken by name and type; any other field
+//! is refused by name, so a misspelt or unsupported parameter is always reported.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -99,7 +99,7 @@ impl<'a> Fields<'a> {
         Err(Refusal::Unsupported { param: name.to_owned(), message })
     }
 
-    /// Refuses the request if any field is left.
+    /// Refuses the request if any field has not been taken.
     pub(super) fn finish(self) -> Result<(), Refusal> {
         self.rest.into_keys().next().map_or(Ok(()), |name| Err(Refusal::Unknown(name)))
     }

@@ -4,7 +4,7 @@
 use tokio::sync::{mpsc, oneshot};
 
 use crate::forward::HeadDraft;
-use crate::grammar::{Bound, Next};
+use crate::grammar::{Constraint, Next};
 use crate::sampler::Sampler;
 use foretell_core::units::TokenId;
 
@@ -26,9 +26,9 @@ pub struct Generate {
     pub generated: usize,
     /// Sampling parameters and random noise.
     pub sampler: Sampler,
-    /// The grammar that binds the output; `None` if there is none. Behind a draft that it does not
-    /// allow any token is sampled.
-    pub bound: Option<Bound>,
+    /// The grammar that constrains the output; `None` if there is none. Behind a draft that it does
+    /// not allow any token is sampled.
+    pub constraint: Option<Constraint>,
     /// Limits of the output.
     pub limits: Limits,
     /// Report log-probabilities of the sample and of this many best tokens; `None`: report none.
@@ -61,7 +61,7 @@ pub enum Event {
     Prompt {
         /// Number of prompt tokens that were in the cache.
         cached: usize,
-        /// Scores of the prompt tokens from the second one on, if asked for.
+        /// Scores of the prompt tokens from the second one on, if requested.
         rows: Vec<PromptRow>,
     },
     /// A new token.
@@ -96,11 +96,11 @@ impl From<&str> for Failure {
 pub struct Token {
     /// Token id.
     pub id: TokenId,
-    /// Log-probabilities, if asked for.
+    /// Log-probabilities, if requested.
     pub scores: Option<Scores>,
     /// Reason that the output ends with this token; `None` if it continues.
     pub ending: Option<Ending>,
-    /// The head's draft behind this token; `None` if it was not asked for one.
+    /// The head's draft behind this token; `None` if none was requested.
     pub proposal: Option<HeadDraft>,
 }
 
@@ -116,7 +116,7 @@ pub struct Scores {
 /// Log-probabilities of one prompt token, without temperature or other processing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptRow {
-    /// The prompt's own token.
+    /// The token of the prompt.
     pub id: TokenId,
     /// Log-probability of the token.
     pub logprob: f32,
@@ -151,8 +151,8 @@ pub struct Verify {
     /// Sampling parameters and random noise.
     pub sampler: Sampler,
     /// The tokens that the grammar allows behind the context and behind each node; `None` if none
-    /// binds the output.
-    pub bound: Option<Vec<Result<Next, String>>>,
+    /// constrains the output.
+    pub allowed: Option<Vec<Result<Next, String>>>,
     /// Number of best tokens to report per row, with the log-probabilities; `None`: no figures, and
     /// no rows but those that the samples reach.
     pub listed: Option<usize>,
@@ -171,7 +171,7 @@ pub struct Verified {
     pub accepted: Vec<usize>,
     /// Number of context tokens that were in the cache.
     pub cached: usize,
-    /// The head's draft of what follows; `None` if it was not asked for one.
+    /// The head's draft of what follows; `None` if none was requested.
     pub proposal: Option<HeadDraft>,
 }
 

@@ -24,8 +24,8 @@ impl Draft<'_> {
 
 /// Samples after the context and after the nodes that the samples before them accept, each with the
 /// noise of its position; with `listed`, after every node, with log-probabilities and so many of
-/// the likeliest tokens. Returns a row for each position and the accepted nodes. `bound`: what a
-/// grammar allows at each position. It binds the rows that the samples reach, and no others.
+/// the likeliest tokens. Returns a row for each position and the accepted nodes. `allowed`: what a
+/// grammar allows at each position. It constrains the rows that the samples reach, and no others.
 ///
 /// # Errors
 /// A row or a parent is missing, or the grammar exceeds its limits.
@@ -33,7 +33,7 @@ pub(super) fn judge<'a>(
     sampler: &Sampler,
     context: &History,
     draft: &Draft<'_>,
-    bound: Option<&[Result<Next, String>]>,
+    allowed: Option<&[Result<Next, String>]>,
     listed: Option<usize>,
     row: impl Fn(usize) -> Option<&'a [f32]>,
 ) -> Result<(Vec<VerifiedRow>, Vec<usize>), Failure> {
@@ -46,7 +46,7 @@ pub(super) fn judge<'a>(
         let (context, is_reached) = match node {
             // A context that assumes a draft may be behind what the grammar allows: its rows are
             // never used.
-            None => (Some(context.clone()), !is_lost(bound)),
+            None => (Some(context.clone()), !is_lost(allowed)),
             Some(node) => {
                 let parent = draft.parents.get(node).copied().ok_or(FEWER)?;
                 let before = parent.map_or(0, |parent| parent + 1);
@@ -57,7 +57,7 @@ pub(super) fn judge<'a>(
                 // A copy costs something under a grammar; the last child needs none.
                 let is_last = !draft.parents.iter().skip(node + 1).any(|other| *other == parent);
                 let past = if is_last { past.take() } else { past.clone() };
-                let mut context = past.filter(|_| is_reached || listed.is_some());
+                let mut context = if is_reached || listed.is_some() { past } else { None };
                 if let (Some(context), Some(token)) = (&mut context, token) {
                     context.push(token);
                 }
@@ -72,7 +72,7 @@ pub(super) fn judge<'a>(
             continue;
         };
         if is_reached {
-            bind(&mut context, bound, position)?;
+            bind(&mut context, allowed, position)?;
         }
         let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
         let sample = processed.draw();
@@ -87,25 +87,24 @@ pub(super) fn judge<'a>(
 }
 
 /// True if the grammar does not allow what comes before the draft.
-fn is_lost(bound: Option<&[Result<Next, String>]>) -> bool {
-    matches!(bound.and_then(<[_]>::first), Some(Ok(Next::Nothing)))
+fn is_lost(allowed: Option<&[Result<Next, String>]>) -> bool {
+    matches!(allowed.and_then(<[_]>::first), Some(Ok(Next::Nothing)))
 }
 
-/// Binds the next token by what a grammar allows at this position.
+/// Constrains the next token by what a grammar allows at this position.
 fn bind(
     context: &mut History,
-    bound: Option<&[Result<Next, String>]>,
+    allowed: Option<&[Result<Next, String>]>,
     position: usize,
 ) -> Result<(), Failure> {
-    if let Some(bound) = bound {
-        let next = bound.get(position).ok_or(FEWER)?;
+    if let Some(allowed) = allowed {
+        let next = allowed.get(position).ok_or(FEWER)?;
         context.bind(next.as_ref().map_err(|why| Failure::Grammar(why.clone()))?);
     }
     Ok(())
 }
 
-/// Adds the figures of a row's distribution: its own, and the log-probabilities of its node's
-/// children.
+/// Adds the figures of a row's distribution, and the log-probabilities of its node's children.
 fn list(
     rows: &mut [VerifiedRow],
     position: usize,
@@ -115,13 +114,13 @@ fn list(
     draft: &Draft<'_>,
 ) -> Result<(), Failure> {
     let node = position.checked_sub(1);
-    let mut asked = vec![sample];
-    asked.extend(draft.children(node).map(|(_, token)| token));
-    let mut logprobs = processed.logprobs(&asked).into_iter();
-    let own = rows.get_mut(position).ok_or(FEWER)?;
-    own.logprob = logprobs.next();
-    own.entropy = (top > 0).then(|| processed.entropy());
-    own.top = processed.top(top);
+    let mut tokens = vec![sample];
+    tokens.extend(draft.children(node).map(|(_, token)| token));
+    let mut logprobs = processed.logprobs(&tokens).into_iter();
+    let row = rows.get_mut(position).ok_or(FEWER)?;
+    row.logprob = logprobs.next();
+    row.entropy = (top > 0).then(|| processed.entropy());
+    row.top = processed.top(top);
     for ((child, _), logprob) in draft.children(node).zip(logprobs) {
         rows.get_mut(child + 1).ok_or(FEWER)?.draft_logprob = Some(logprob);
     }
@@ -144,7 +143,7 @@ fn walk(draft: &Draft<'_>, rows: &[VerifiedRow]) -> Vec<usize> {
 pub(super) fn prompt_row(row: &[f32], id: TokenId, top: usize) -> PromptRow {
     let plain = Sampler::new(Sampling { temperature: 0.0, ..Sampling::default() }, 0, 0);
     let processed = plain.process(row, &History::default());
-    let own = row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
-    let rank = row.iter().filter(|&&logit| logit >= own).count().max(1);
+    let logit = row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    let rank = row.iter().filter(|&&other| other >= logit).count().max(1);
     PromptRow { id, logprob: processed.logprob(id), rank, top: processed.top(top) }
 }

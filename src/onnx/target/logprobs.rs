@@ -1,8 +1,8 @@
 //! The log-probabilities of an answer, in the form of vLLM.
 //!
-//! An engine's answer lists tokens by their ids; here they become texts. A token has its own text,
-//! with two exceptions: of a character whose bytes are spread over several tokens the last one has
-//! the whole text, and the others none (vLLM 0.32, `v1/engine/logprobs.py`:
+//! An engine's answer lists tokens by their ids; here they become texts. Each token is written with
+//! its text, with two exceptions: of a character whose bytes are spread over several tokens the
+//! last one has the complete text, and the others none (vLLM 0.32, `v1/engine/logprobs.py`:
 //! `_correct_decoded_token`).
 
 use serde_json::{Map, Value, json};
@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::Route;
 
-/// Tokens listed at one place of an output with their log-probabilities (natural): the one that was
-/// taken there, then the likeliest others, best first.
+/// Tokens listed at one position of an output with their log-probabilities (natural): the one that
+/// was taken there, then the likeliest others, best first.
 pub type Listed = Vec<(TokenId, f64)>;
 
 /// The text of tokens, special ones included, with U+FFFD for bytes that are not valid UTF-8.
@@ -19,14 +19,14 @@ pub type Decode<'a> = dyn Fn(&[TokenId]) -> String + 'a;
 
 /// Log-probability of tokens that could not be taken, which JSON has no number for.
 const NEVER: f64 = -9999.0;
-/// Tokens before a token that may hold the beginning of its character.
+/// Tokens before a token in which its character may begin.
 const CHARACTER: usize = 4;
 
 /// Writes the log-probabilities of one output, in the order of its tokens.
 #[derive(Clone, Debug)]
 pub struct Logprobs {
     route: Route,
-    /// Number of the likeliest tokens that the client asked for.
+    /// Number of the likeliest tokens that the client requested.
     most: usize,
     /// Tokens are written as `token_id:N`.
     as_ids: bool,
@@ -42,8 +42,9 @@ impl Logprobs {
         Self { route, most, as_ids, recent: Vec::new(), offset: 0 }
     }
 
-    /// The member `logprobs` for tokens that follow, each with what is listed at its place; `None`
-    /// for the first token of a prompt, which no place comes before, and where nothing is known.
+    /// The member `logprobs` for tokens that follow, each with what is listed at its position;
+    /// `None` for the first token of a prompt, which nothing comes before, and where nothing is
+    /// known.
     pub fn write(&mut self, tokens: &[(TokenId, Option<Listed>)], decode: &Decode<'_>) -> Value {
         match self.route {
             Route::Chat => {
@@ -71,7 +72,7 @@ impl Logprobs {
         if self.as_ids { format!("token_id:{token}") } else { text_behind(&self.recent, token, decode) }
     }
 
-    /// The tokens listed at a place by their names, each once.
+    /// The tokens listed at a position by their names, each once.
     fn named(&self, listed: &Listed, decode: &Decode<'_>) -> Vec<(String, f64)> {
         let taken = listed.first().map(|first| first.0);
         let others = listed.iter().skip(1).filter(|entry| Some(entry.0) != taken);
@@ -81,7 +82,7 @@ impl Logprobs {
 
     fn entry(&mut self, token: TokenId, listed: Option<&Listed>, decode: &Decode<'_>) -> Value {
         let named = listed.map(|listed| self.named(listed, decode)).unwrap_or_default();
-        let own = named.first().map_or(NEVER, |own| own.1);
+        let logprob = named.first().map_or(NEVER, |first| first.1);
         let bytes = |text: &str| text.as_bytes().to_vec();
         let top: Vec<Value> = named
             .into_iter()
@@ -91,7 +92,7 @@ impl Logprobs {
         let name = self.name(token, decode);
         // With `token_id:N` these bytes are those of its text.
         let text = self.advance(token, decode);
-        json!({ "token": name, "logprob": own, "bytes": bytes(&text), "top_logprobs": top })
+        json!({ "token": name, "logprob": logprob, "bytes": bytes(&text), "top_logprobs": top })
     }
 
     /// The parallel lists of a completion.
@@ -121,16 +122,16 @@ fn text_behind(recent: &[TokenId], token: TokenId, decode: &Decode<'_>) -> Strin
     }
     for count in 1..=recent.len() {
         let context = recent.get(recent.len() - count..).unwrap_or_default();
-        let whole = decode(&[context, &[token]].concat());
-        if broken(&whole) {
+        let joined = decode(&[context, &[token]].concat());
+        if broken(&joined) {
             continue;
         }
-        // The tokens before it that have no text of their own belong to its character.
+        // The tokens before it that have no text belong to its character.
         let unfinished = context.iter().rev().take_while(|&&id| broken(&decode(&[id]))).count();
         let finished = context.get(..count - unfinished).unwrap_or_default();
         let prefix = if finished.is_empty() { String::new() } else { decode(finished) };
-        let same = prefix.chars().zip(whole.chars()).take_while(|(a, b)| a == b).count();
-        return whole.chars().skip(same).collect();
+        let same = prefix.chars().zip(joined.chars()).take_while(|(a, b)| a == b).count();
+        return joined.chars().skip(same).collect();
     }
     String::new()
 }

@@ -10,9 +10,9 @@ use prometheus::{
 
 use foretell_core::words::metric::{self, Counter, Metric};
 
-/// Kind of a model run, by its costliest part.
+/// RunKind of a model run, by its costliest part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RunKind {
     /// One token per sequence.
     Decode,
     /// At least one draft was verified.
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Draft,
 }
 
-impl Kind {
+impl RunKind {
     fn name(self) -> &'static str {
         match self {
             Self::Decode => "decode",
@@ -34,7 +34,7 @@ impl Kind {
     }
 }
 
-/// The target's metrics, in a registry of their own.
+/// The target's metrics, in a separate registry.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -65,9 +65,11 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let options = |metric: Metric| Opts::new(metric.name, metric.help);
-        let counter = |Counter(metric): Counter| kept(&registry, IntCounter::with_opts(options(metric)));
-        let level =
-            |metric::Gauge(metric): metric::Gauge| kept(&registry, IntGauge::with_opts(options(metric)));
+        let counter =
+            |Counter(metric): Counter| registered(&registry, IntCounter::with_opts(options(metric)));
+        let level = |metric::Gauge(metric): metric::Gauge| {
+            registered(&registry, IntGauge::with_opts(options(metric)))
+        };
         let step = metric::TARGET_STEP;
         let steps = HistogramOpts::new(step.metric.name, step.metric.help).buckets(step.buckets.to_vec());
         let Counter(requests) = metric::TARGET_REQUESTS;
@@ -76,7 +78,7 @@ impl Metrics {
             running: level(metric::TARGET_RUNNING)?,
             waiting: level(metric::TARGET_WAITING)?,
             limit: level(metric::TARGET_LIMIT)?,
-            kv_usage: kept(&registry, Gauge::with_opts(options(kv)))?,
+            kv_usage: registered(&registry, Gauge::with_opts(options(kv)))?,
             prompt_tokens: counter(metric::TARGET_PROMPT)?,
             cached_tokens: counter(metric::TARGET_CACHED)?,
             generated_tokens: counter(metric::TARGET_GENERATED)?,
@@ -84,14 +86,14 @@ impl Metrics {
             verify_drafted: counter(metric::TARGET_DRAFTED)?,
             verify_accepted: counter(metric::TARGET_ACCEPTED)?,
             dropped: counter(metric::TARGET_DROPPED)?,
-            requests: kept(&registry, IntCounterVec::new(options(requests), requests.labels))?,
-            step_seconds: kept(&registry, HistogramVec::new(steps, step.metric.labels))?,
+            requests: registered(&registry, IntCounterVec::new(options(requests), requests.labels))?,
+            step_seconds: registered(&registry, HistogramVec::new(steps, step.metric.labels))?,
             registry,
         })
     }
 
     /// Counts a run of the model, with its duration and number of tokens.
-    pub(super) fn step(&self, kind: Kind, took: Duration, tokens: usize) {
+    pub(super) fn step(&self, kind: RunKind, took: Duration, tokens: usize) {
         self.step_seconds.with_label_values(&[kind.name()]).observe(took.as_secs_f64());
         self.computed_tokens.inc_by(tokens as u64);
     }
@@ -112,7 +114,7 @@ impl Metrics {
 }
 
 /// Adds a metric to the registry.
-fn kept<C: Collector + Clone + 'static>(
+fn registered<C: Collector + Clone + 'static>(
     registry: &Registry,
     metric: Result<C, prometheus::Error>,
 ) -> Result<C, prometheus::Error> {

@@ -55,9 +55,10 @@ pub fn open(
     pace: Option<Pace>,
 ) -> Result<Opened, StartError> {
     let words = FolderWords::read(folder)?;
-    let own = || folder.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
-    let name = name.or_else(own).ok_or_else(|| StartError::Name(folder.to_owned()))?;
-    let open::Opened { model, device } = open::open_own(folder, options)?;
+    let folder_name =
+        || folder.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = name.or_else(folder_name).ok_or_else(|| StartError::Name(folder.to_owned()))?;
+    let open::Opened { model, device } = open::open_target(folder, options)?;
     let metrics = Arc::new(Metrics::new()?);
     let model: Box<dyn Forward> = match pace {
         Some(pace) => Box::new(Paced::new(model, pace)),

@@ -8,7 +8,7 @@ use foretell_core::units::TokenId;
 
 /// The text and state that one token adds to a choice.
 #[derive(Debug, PartialEq)]
-pub(super) struct Step {
+pub(super) struct OutputStep {
     pub(super) id: TokenId,
     pub(super) text: String,
     pub(super) scores: Option<Scores>,
@@ -56,11 +56,11 @@ impl Output {
     }
 
     /// Adds the next token.
-    pub(super) fn take(&mut self, token: Token) -> Step {
+    pub(super) fn take(&mut self, token: Token) -> OutputStep {
         self.tokens += 1;
         let early = self.tokens <= self.spared;
         let Token { id, scores, ending, proposal } = token;
-        // An end token is not part of the text, unless the client asked for stop texts to be
+        // An end token is not part of the text, unless the client requested that stop texts are
         // included.
         let shown = match ending {
             Some(Ending::Eos) => false,
@@ -70,13 +70,13 @@ impl Output {
         let piece = if shown { self.decoder.push(id) } else { String::new() };
         let Seen { mut text, stop } = self.stops.push(&piece, early);
         if let Some(stop) = stop {
-            return Step { id, text, scores, finish: Some(Finish::StopText(stop)), proposal: None };
+            return OutputStep { id, text, scores, finish: Some(Finish::StopText(stop)), proposal: None };
         }
-        let Some(ending) = ending else { return Step { id, text, scores, finish: None, proposal } };
+        let Some(ending) = ending else { return OutputStep { id, text, scores, finish: None, proposal } };
         let last = self.stops.push(&self.decoder.flush(), early);
         text.push_str(&last.text);
         if let Some(stop) = last.stop {
-            return Step { id, text, scores, finish: Some(Finish::StopText(stop)), proposal: None };
+            return OutputStep { id, text, scores, finish: Some(Finish::StopText(stop)), proposal: None };
         }
         text.push_str(&self.stops.flush());
         let finish = match ending {
@@ -84,6 +84,6 @@ impl Output {
             Ending::StopToken(id) => Finish::StopToken(id),
             Ending::Length => Finish::Length,
         };
-        Step { id, text, scores, finish: Some(finish), proposal: None }
+        OutputStep { id, text, scores, finish: Some(finish), proposal: None }
     }
 }

@@ -14,11 +14,11 @@ use foretell_engines::parse::{self, Call, Forced, Parsers, Unsure, Whole};
 
 /// Fields of a chat request that decide how its answer is parsed.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct ParseOptions {
     /// The functions that are offered.
     pub(super) tools: Vec<Value>,
     pub(super) may_call: bool,
-    /// All calls but the first are left out.
+    /// All calls but the first are omitted.
     pub(super) single_call: bool,
     /// Calls that must be made.
     pub(super) forced: Option<Forced>,
@@ -26,7 +26,7 @@ pub(super) struct Asked {
     pub(super) template: Option<Map<String, Value>>,
 }
 
-impl Asked {
+impl ParseOptions {
     fn request<'a>(&'a self, prompt: &'a [TokenId]) -> parse::Request<'a> {
         parse::Request {
             tools: &self.tools,
@@ -51,8 +51,8 @@ impl Parsing {
     /// # Errors
     /// One of them is missing.
     pub(super) fn check(&self) -> Result<(), Unsure> {
-        let asked = Asked { may_call: true, ..Asked::default() };
-        if self.parsers == Parsers::default() { Ok(()) } else { self.stream(&asked, &[]).map(drop) }
+        let options = ParseOptions { may_call: true, ..ParseOptions::default() };
+        if self.parsers == Parsers::default() { Ok(()) } else { self.stream(&options, &[]).map(drop) }
     }
 
     /// The id of a new call, in the form of the server of this format.
@@ -61,41 +61,55 @@ impl Parsing {
     }
 
     /// True if the answer to a chat can have other parts than its text.
-    pub(super) fn applies(&self, asked: &Asked) -> bool {
-        self.parsers.apply(asked.may_call)
+    pub(super) fn applies(&self, options: &ParseOptions) -> bool {
+        self.parsers.apply(options.may_call)
     }
 
     /// True if the answer to a chat is decoded with its special tokens.
-    pub(super) fn decodes_special(&self, asked: &Asked) -> bool {
-        self.parsers.decode_special(&asked.request(&[]))
+    pub(super) fn decodes_special(&self, options: &ParseOptions) -> bool {
+        self.parsers.decode_special(&options.request(&[]))
     }
 
     /// The parser of one streamed answer.
     ///
     /// # Errors
     /// The vocabulary lacks a marker.
-    pub(super) fn stream(&self, asked: &Asked, prompt: &[TokenId]) -> Result<Box<dyn Parse>, Unsure> {
+    pub(super) fn stream(
+        &self,
+        options: &ParseOptions,
+        prompt: &[TokenId],
+    ) -> Result<Box<dyn Parse>, Unsure> {
         let tokenizer = self.words.tokenizer().ok_or(Unsure)?;
         parse::with_vocabulary(tokenizer, |vocabulary| {
-            self.parsers.stream(&asked.request(prompt), vocabulary)
+            self.parsers.stream(&options.request(prompt), vocabulary)
         })
     }
 
     /// The parts of one answer that is not streamed, from its tokens, each with the text that
-    /// became certain with it. Where vLLM's own answer would be an error, it is that of a stream.
-    pub(super) fn whole(&self, asked: &Asked, prompt: &[TokenId], pieces: &[(TokenId, String)]) -> Whole {
+    /// became certain with it. Where vLLM's answer would be an error, it is that of a stream.
+    pub(super) fn buffered(
+        &self,
+        options: &ParseOptions,
+        prompt: &[TokenId],
+        pieces: &[(TokenId, String)],
+    ) -> Whole {
         let texts: Vec<(TokenId, &str)> = pieces.iter().map(|(id, text)| (*id, text.as_str())).collect();
         let tokenizer = self.words.tokenizer().ok_or(Unsure);
-        let whole = tokenizer.and_then(|tokenizer| {
+        let answer = tokenizer.and_then(|tokenizer| {
             parse::with_vocabulary(tokenizer, |vocabulary| {
-                self.parsers.whole(&asked.request(prompt), vocabulary, &texts)
+                self.parsers.whole(&options.request(prompt), vocabulary, &texts)
             })
         });
-        whole.or_else(|_| self.joined(asked, prompt, &texts)).unwrap_or_default()
+        answer.or_else(|_| self.joined(options, prompt, &texts)).unwrap_or_default()
     }
 
-    fn joined(&self, asked: &Asked, prompt: &[TokenId], pieces: &[(TokenId, &str)]) -> Result<Whole, Unsure> {
-        let mut parser = self.stream(asked, prompt)?;
+    fn joined(
+        &self,
+        options: &ParseOptions,
+        prompt: &[TokenId],
+        pieces: &[(TokenId, &str)],
+    ) -> Result<Whole, Unsure> {
+        let mut parser = self.stream(options, prompt)?;
         let mut parsed = Parsed::default();
         for (token, text) in pieces {
             parsed.append(parser.push(*token, text));

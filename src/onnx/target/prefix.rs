@@ -1,8 +1,8 @@
 //! Chooses the lane for a sequence: the one whose tokens share the longest prefix with it.
 //!
-//! A freed lane keeps its tokens, so the next request of the same conversation needs only its last
-//! tokens computed. If another sequence needs only a part of a lane, that part is copied and the
-//! lane is kept.
+//! The tokens of a freed lane stay in it, so the next request of the same conversation needs only
+//! its last tokens computed. If another sequence needs only a part of a lane, that part is copied
+//! and the lane stays.
 
 use crate::forward::{Forward, Lane, ModelError};
 use foretell_core::units::TokenId;
@@ -20,18 +20,18 @@ struct Slot {
     used: u64,
 }
 
-/// All reserved lanes with the tokens they hold.
+/// All reserved lanes with their tokens.
 #[derive(Default)]
 pub(super) struct Lanes {
     slots: Vec<Slot>,
     clock: u64,
 }
 
-/// A lane, and the number of wanted tokens that it holds.
+/// A lane, and the number of wanted tokens that are in it.
 type Match = (SlotId, usize);
 
 impl Lanes {
-    /// Takes a free lane for `wanted` and puts as much of the sequence into it as any lane holds,
+    /// Takes a free lane for `wanted` and puts as much of the sequence into it as is in any lane,
     /// at most `most` tokens. Returns the lane and that number; `None` if every lane is busy.
     pub(super) fn acquire(
         &mut self,
@@ -39,33 +39,33 @@ impl Lanes {
         wanted: &[TokenId],
         most: usize,
     ) -> Result<Option<Match>, ModelError> {
-        let own = self.best(wanted, most, |slot| !slot.busy);
+        let idle = self.best(wanted, most, |slot| !slot.busy);
         let any = self.best(wanted, most, |_| true);
         let shared = any.map_or(0, |(_, shared)| shared);
-        let good = own.filter(|&(slot, len)| {
+        let good = idle.filter(|&(slot, len)| {
             len > 0
                 && len + COPY_COST >= shared
                 && (len + COPY_COST >= self.len(slot) || len * 2 >= self.len(slot))
         });
         let free = good.map(|(slot, _)| slot).or_else(|| self.blank(model)).or_else(|| self.oldest());
         let Some(slot) = free else { return Ok(None) };
-        let kept = self.common(slot, wanted, most);
+        let reused = self.common(slot, wanted, most);
         let cached = match any {
-            Some((from, len)) if from != slot && len > kept + COPY_COST => {
+            Some((from, len)) if from != slot && len > reused + COPY_COST => {
                 self.copy(model, from, slot, len)?;
                 len
             }
             _ => {
-                self.rewind(model, slot, kept);
-                kept
+                self.rewind(model, slot, reused);
+                reused
             }
         };
         self.occupy(slot);
         Ok(Some((slot, cached)))
     }
 
-    /// The largest number of tokens of `wanted` that any lane holds, at most `most`.
-    pub(super) fn held(&self, wanted: &[TokenId], most: usize) -> usize {
+    /// The largest number of tokens of `wanted` that are in one lane, at most `most`.
+    pub(super) fn longest_match(&self, wanted: &[TokenId], most: usize) -> usize {
         self.best(wanted, most, |_| true).map_or(0, |(_, len)| len)
     }
 
@@ -89,7 +89,7 @@ impl Lanes {
         }
     }
 
-    /// Keeps the first `base` tokens and the path `path` of the draft tree behind them.
+    /// Reduces a lane to the first `base` tokens and the path `path` of the draft tree behind them.
     pub(super) fn commit(
         &mut self,
         model: &mut dyn Forward,
@@ -189,7 +189,7 @@ impl Lanes {
     }
 }
 
-/// Length of the common prefix. Whole blocks are compared first, which is faster.
+/// Length of the common prefix. Complete blocks are compared first, which is faster.
 pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
     const BLOCK: usize = 64;
     let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK)).take_while(|(a, b)| a == b).count();

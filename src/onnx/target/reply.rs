@@ -107,16 +107,16 @@ impl Choice {
         self.delta = Some(Said::Parts(delta));
     }
 
-    /// Puts the parts of a whole answer into its message.
-    pub(super) fn say_whole(&mut self, whole: &Whole, id: impl FnMut() -> String) {
-        self.message = Some(Said::Parts(message(whole, id)));
+    /// Puts the parts of an answer that is not streamed into its message.
+    pub(super) fn say_buffered(&mut self, answer: &Whole, id: impl FnMut() -> String) {
+        self.message = Some(Said::Parts(message(answer, id)));
     }
 }
 
-/// The message of a whole answer with parts.
-pub(super) fn message(whole: &Whole, id: impl FnMut() -> String) -> Map<String, Value> {
+/// The message of an answer with parts that is not streamed.
+pub(super) fn message(answer: &Whole, id: impl FnMut() -> String) -> Map<String, Value> {
     let mut message = Map::from_iter([("role".to_owned(), "assistant".into())]);
-    parts::write_whole(&mut message, whole, REASONING, id);
+    parts::write_whole(&mut message, answer, REASONING, id);
     message
 }
 
@@ -173,7 +173,7 @@ impl Usage {
     }
 }
 
-/// The list at the place of a token: its own score, and those of the likeliest tokens.
+/// The list at the position of a token: its score, and those of the likeliest tokens.
 pub(super) fn listed(token: TokenId, logprob: f32, top: &[(TokenId, f32)]) -> Listed {
     let others = top.iter().filter(|entry| entry.0 != token).copied();
     std::iter::once((token, logprob)).chain(others).map(|(id, logprob)| (id, short(logprob))).collect()

@@ -7,11 +7,11 @@
 //! the long prompts get what the others leave of its tokens.
 //!
 //! A client that verifies comes back with its next draft right after an answer. Two such clients
-//! would take turns, each in runs of its own, so a turn of verify requests alone begins a little
+//! would take turns, each in separate runs, so a turn of verify requests alone begins a little
 //! later if those of the last turn are about to come back.
 //!
-//! What a grammar allows is found on other threads. A job whose grammar has not said yet what may
-//! follow its last token sits out turns, so a hostile grammar delays nothing but its own output.
+//! What a grammar allows is found on other threads. A job whose grammar has not determined yet what
+//! may follow its last token sits out turns, so a hostile grammar delays nothing but its output.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use crate::forward::{Behind, Feed, Forward, Lane, Logits, ModelConfig};
 use crate::target::active::{Active, Next, Piece};
 use crate::target::job::{Failure, Job};
-use crate::target::metrics::{Kind, Metrics};
+use crate::target::metrics::{Metrics, RunKind};
 use crate::target::prefix::{Lanes, common};
 
 /// Longest piece that shares a run with decode steps, tokens; a run pads every lane to its longest
@@ -43,8 +43,8 @@ const MOST_SKIPPED: u32 = 32;
 const GRAMMARS: Duration = Duration::from_millis(1);
 /// Time between two looks at grammars that say nothing.
 const SILENT: Duration = Duration::from_millis(100);
-/// A job waits if a running one will compute at least this many more of its tokens than the lanes
-/// hold.
+/// A job waits if a running one will compute at least this many more of its tokens than are in the
+/// lanes.
 const WORTH_WAITING: usize = 32;
 
 /// Handle of the model's thread. Dropping the last one ends the thread.
@@ -149,8 +149,8 @@ impl Scheduler {
     fn wait_for_grammars(&mut self, queue: &Receiver<Vec<Job>>) {
         let until = Instant::now() + GRAMMARS.min(self.took.mul_f64(COMES_BACK_SHARE));
         while (1..self.active.len()).contains(&self.ready().len()) {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok(jobs) = queue.recv_timeout(left) else { return };
+            let wait = until.saturating_duration_since(Instant::now());
+            let Ok(jobs) = queue.recv_timeout(wait) else { return };
             self.waiting.extend(jobs);
         }
     }
@@ -185,8 +185,8 @@ impl Scheduler {
         self.model.rest();
         let until = Instant::now() + COMES_BACK.min(self.took.mul_f64(COMES_BACK_SHARE));
         while self.waiting.len() < complete && self.waiting.iter().all(is_verify) {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok(jobs) = queue.recv_timeout(left) else {
+            let wait = until.saturating_duration_since(Instant::now());
+            let Ok(jobs) = queue.recv_timeout(wait) else {
                 self.in_vain = (2 * self.in_vain).clamp(1, MOST_SKIPPED);
                 self.skip = self.in_vain;
                 return;
@@ -275,8 +275,8 @@ impl Scheduler {
     fn is_worth_waiting(&self, job: &Job) -> bool {
         let (wanted, most) = (job.wanted(), job.reusable());
         let promised = self.active.iter().map(|active| common(&active.tokens, wanted).min(most)).max();
-        let held = self.lanes.held(wanted, most);
-        promised.is_some_and(|promised| promised > held + WORTH_WAITING)
+        let cached = self.lanes.longest_match(wanted, most);
+        promised.is_some_and(|promised| promised > cached + WORTH_WAITING)
     }
 
     /// Runs one batch of these jobs, with at most `budget` tokens of their sequences. Returns the
@@ -339,20 +339,20 @@ impl Scheduler {
         }
     }
 
-    /// Lets the head draft, in one run, for all jobs of a batch that ask for it.
+    /// Lets the head draft, in one run, for all jobs of a batch that request it.
     fn propose(&mut self, batch: &[(usize, Lane, Piece)], logits: &Logits) {
-        let asks = batch.iter().enumerate().filter_map(|(feed, (at, _, _))| {
+        let openings = batch.iter().enumerate().filter_map(|(feed, (at, _, _))| {
             let (row, token, draws) = self.active.get(*at)?.opening()?;
             Some((*at, Behind { taps: logits.taps(feed, row)?, token, draws }))
         });
-        let (asked, behind): (Vec<usize>, Vec<Behind<'_>>) = asks.unzip();
+        let (jobs, behind): (Vec<usize>, Vec<Behind<'_>>) = openings.unzip();
         if behind.is_empty() {
             return;
         }
         let started = Instant::now();
         let proposed = self.model.propose(&behind);
-        self.metrics.step(Kind::Draft, started.elapsed(), 0);
-        for (at, steps) in asked.into_iter().zip(proposed) {
+        self.metrics.step(RunKind::Draft, started.elapsed(), 0);
+        for (at, steps) in jobs.into_iter().zip(proposed) {
             if let Some(active) = self.active.get_mut(at) {
                 active.propose(steps);
             }
@@ -368,7 +368,7 @@ impl Scheduler {
                 match self.lanes.commit(self.model.as_mut(), slot, base, &path) {
                     Ok(()) => self.lanes.free(slot),
                     Err(error) => {
-                        tracing::error!(%error, "an accepted branch could not be kept");
+                        tracing::error!(%error, "an accepted branch could not be committed");
                         self.lanes.discard(self.model.as_mut(), slot);
                     }
                 }
@@ -397,12 +397,12 @@ impl Scheduler {
     }
 }
 
-fn kind_of(batch: &[(usize, Lane, Piece)]) -> Kind {
+fn kind_of(batch: &[(usize, Lane, Piece)]) -> RunKind {
     if batch.iter().any(|(_, _, piece)| piece.has_draft()) {
-        Kind::Verify
+        RunKind::Verify
     } else if batch.iter().all(|(_, _, piece)| piece.tokens.len() == 1) {
-        Kind::Decode
+        RunKind::Decode
     } else {
-        Kind::Prefill
+        RunKind::Prefill
     }
 }

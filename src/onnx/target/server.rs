@@ -1,6 +1,6 @@
 //! The HTTP routes of the ONNX server.
 
-mod bound;
+mod grammars;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ use crate::target::reply::{self, VerifyReply};
 use crate::target::scheduler::Engine;
 use crate::target::stops::Stops;
 use crate::target::stream::{Answer, News, Running};
-use crate::target::wire::{self, Ask, Prompt, Served};
+use crate::target::wire::{self, GenerateRequest, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Grammar, Route, Sampling};
@@ -58,7 +58,7 @@ pub struct App {
     engine: Engine,
     words: Arc<dyn Words>,
     parsers: Parsers,
-    /// Made for the first request that asks for one.
+    /// Made for the first request with a grammar.
     grammars: OnceLock<Result<Arc<Grammars>, String>>,
     metrics: Arc<Metrics>,
     name: String,
@@ -131,11 +131,13 @@ impl App {
 
     fn get(&self, path: &str) -> Response<Body> {
         match path {
-            "/health" if self.engine.submit(Vec::new()) => whole(StatusCode::OK, "text/plain", Vec::new()),
-            "/health" => {
-                whole(StatusCode::SERVICE_UNAVAILABLE, "text/plain", b"the model's thread has ended".to_vec())
-            }
-            "/metrics" => whole(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.text()),
+            "/health" if self.engine.submit(Vec::new()) => buffered(StatusCode::OK, "text/plain", Vec::new()),
+            "/health" => buffered(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "text/plain",
+                b"the model's thread has ended".to_vec(),
+            ),
+            "/metrics" => buffered(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.text()),
             "/version" => ok_json(&json!({"version": env!("CARGO_PKG_VERSION"), "engine": "foretell"})),
             _ => ok_json(&json!({"object": "list", "data": [self.card()]})),
         }
@@ -148,7 +150,7 @@ impl App {
             return Ok(ok_json(&json!({ "eos_token_ids": self.engine.config().eos })));
         }
         let file = self.words.file().ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
-        Ok(whole(StatusCode::OK, "application/json", file))
+        Ok(buffered(StatusCode::OK, "application/json", file))
     }
 
     fn card(&self) -> serde_json::Value {
@@ -168,10 +170,11 @@ impl App {
             RENDER => self.off_thread(body, |app, body| app.render(wire::chat(body, app.served())?)).await,
             DERENDER => self.off_thread(body, Self::derender).await,
             "/v1/verify" => {
-                let ask = self.off_thread(body, |app, body| wire::verify(body, app.served())).await?;
-                let bound = |app: &Self, ask: wire::VerifyAsk| Ok((app.behind(&ask)?, ask));
-                let (bound, ask) = self.apart(ask.sampling.grammar.is_some(), ask, bound).await?;
-                self.verify(ask, bound).await
+                let request = self.off_thread(body, |app, body| wire::verify(body, app.served())).await?;
+                let allowed = |app: &Self, request: wire::VerifyRequest| Ok((app.behind(&request)?, request));
+                let (allowed, request) =
+                    self.apart(request.sampling.grammar.is_some(), request, allowed).await?;
+                self.verify(request, allowed).await
             }
             "/tokenize" => {
                 self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
@@ -185,14 +188,14 @@ impl App {
     async fn begun(
         self: &Arc<Self>,
         body: Bytes,
-        read: fn(&[u8], Served<'_>) -> Result<Ask, Refusal>,
+        read: fn(&[u8], Served<'_>) -> Result<GenerateRequest, Refusal>,
     ) -> Result<Answer, Refusal> {
         if body.len() > BODY_SHORT {
             let begin = move |app: &Self, body: Bytes| app.begin(read(&body, app.served())?);
             return self.apart(true, body, begin).await;
         }
-        let ask = read(&body, self.served())?;
-        self.apart(ask.sampling.grammar.is_some(), ask, Self::begin).await
+        let request = read(&body, self.served())?;
+        self.apart(request.sampling.grammar.is_some(), request, Self::begin).await
     }
 
     /// Parses a body: a long one apart from the network, since tokenizing it takes long.
@@ -232,66 +235,67 @@ impl App {
     }
 
     /// Sends all jobs of a request to the model at once.
-    fn begin(&self, mut ask: Ask) -> Result<Answer, Refusal> {
-        let field = if ask.route == Route::Chat { "messages" } else { "prompt" };
-        let mut prompts = Vec::with_capacity(ask.prompts.len());
-        for prompt in std::mem::take(&mut ask.prompts) {
-            prompts.push(self.tokens(prompt, &ask)?);
+    fn begin(&self, mut request: GenerateRequest) -> Result<Answer, Refusal> {
+        let field = if request.route == Route::Chat { "messages" } else { "prompt" };
+        let mut prompts = Vec::with_capacity(request.prompts.len());
+        for prompt in std::mem::take(&mut request.prompts) {
+            prompts.push(self.tokens(prompt, &request)?);
         }
         let parsing = self.parsing();
-        let parses = ask.route == Route::Chat && parsing.applies(&ask.asked);
-        let special = parses && parsing.decodes_special(&ask.asked);
-        let stops = Stops::new(&ask.stop, ask.include_stop);
+        let parses = request.route == Route::Chat && parsing.applies(&request.parse_options);
+        let special = parses && parsing.decodes_special(&request.parse_options);
+        let stops = Stops::new(&request.stop, request.include_stop);
         let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
         let (mut jobs, mut choices) = (Vec::new(), Vec::new());
         let output = |(prompt, &generated): (&Vec<TokenId>, &usize)| {
             prompt.split_at(prompt.len().saturating_sub(generated)).1.to_vec()
         };
-        let outputs = prompts.iter().zip(&ask.generated).map(output).collect();
-        let places = self.places(&ask.sampling, outputs)?;
-        for (index, (prompt, &generated)) in prompts.iter().zip(&ask.generated).enumerate() {
-            let max_tokens = self.max_tokens(&ask, prompt.len(), field)?;
-            let place = places.as_ref().and_then(|places| places.get(index));
+        let outputs = prompts.iter().zip(&request.generated).map(output).collect();
+        let positions = self.positions(&request.sampling, outputs)?;
+        for (index, (prompt, &generated)) in prompts.iter().zip(&request.generated).enumerate() {
+            let max_tokens = self.max_tokens(&request, prompt.len(), field)?;
+            let position = positions.as_ref().and_then(|positions| positions.get(index));
             // Of a fan-out a draft may not be allowed: the token that follows it is never used.
-            if matches!(place, Some((_, Next::Nothing))) && max_tokens > 1 {
+            if matches!(position, Some((_, Next::Nothing))) && max_tokens > 1 {
                 return Err(invalid("generated", "the grammar does not allow this output"));
             }
-            for choice in 0..ask.choices {
-                let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
+            for choice in 0..request.choices {
+                let seed = request.sampling.seed.unwrap_or_else(|| self.fresh_seed());
                 let (events, receiver) = mpsc::unbounded_channel();
-                let bound = place.map(|(place, next)| self.bound(place, next, max_tokens));
+                let constraint = position.map(|(position, next)| self.constraint(position, next, max_tokens));
                 jobs.push(Job::Generate(Box::new(Generate {
                     prompt: prompt.clone(),
                     generated,
-                    sampler: self.sampler(&ask.sampling, seed, choice as u32, &ask.stop_token_ids),
-                    bound: bound.transpose()?,
-                    limits: self.limits(&ask, max_tokens),
-                    logprobs: ask.show.logprobs,
-                    prompt_logprobs: ask.show.prompt_logprobs,
-                    propose: if ask.stream { ask.propose } else { 0 },
+                    sampler: self.sampler(&request.sampling, seed, choice as u32, &request.stop_token_ids),
+                    constraint: constraint.transpose()?,
+                    limits: self.limits(&request, max_tokens),
+                    logprobs: request.show.logprobs,
+                    prompt_logprobs: request.show.prompt_logprobs,
+                    propose: if request.stream { request.propose } else { 0 },
                     events,
                 })));
                 // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the
                 // output.
-                let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
+                let spared = (request.sampling.min_tokens as usize).saturating_sub(generated);
                 let decoder = self.words.decoder(prompt, special);
-                let output = Output::new(decoder, stops.clone(), ask.include_stop, spared);
-                let parser = (parses && ask.stream).then(|| parsing.stream(&ask.asked, prompt));
+                let output = Output::new(decoder, stops.clone(), request.include_stop, spared);
+                let parser =
+                    (parses && request.stream).then(|| parsing.stream(&request.parse_options, prompt));
                 let parser = parser.transpose().map_err(|error| Refusal::Fault(error.to_string()))?;
-                let most = ask.show.logprobs.unwrap_or(0);
-                let logprobs = Logprobs::new(ask.route, most, ask.show.tokens_as_ids);
+                let most = request.show.logprobs.unwrap_or(0);
+                let logprobs = Logprobs::new(request.route, most, request.show.tokens_as_ids);
                 choices.push(Running::new(receiver, output, seed, parser, logprobs));
             }
         }
         self.engine.submit(jobs);
-        let id = self.id(ask.route);
+        let id = self.id(request.route);
         let served = (self.name.clone(), Arc::clone(&self.mark));
-        Ok(Answer::new(id, served, ask, prompts, choices, parsing))
+        Ok(Answer::new(id, served, request, prompts, choices, parsing))
     }
 
-    fn limits(&self, ask: &Ask, max_tokens: usize) -> Limits {
-        let eos = if ask.sampling.ignore_eos { Vec::new() } else { self.engine.config().eos.clone() };
-        Limits { max_tokens, eos, stop_token_ids: ask.stop_token_ids.clone() }
+    fn limits(&self, request: &GenerateRequest, max_tokens: usize) -> Limits {
+        let eos = if request.sampling.ignore_eos { Vec::new() } else { self.engine.config().eos.clone() };
+        Limits { max_tokens, eos, stop_token_ids: request.stop_token_ids.clone() }
     }
 
     fn sampler(&self, sampling: &Sampling, seed: u64, choice: u32, stop_token_ids: &[TokenId]) -> Sampler {
@@ -300,10 +304,10 @@ impl App {
         Sampler::new(sampling.clone(), seed, choice).with_ends(ends)
     }
 
-    fn tokens(&self, prompt: Prompt, ask: &Ask) -> Result<Vec<TokenId>, Refusal> {
-        let (special, opening) = (ask.add_special_tokens, ask.opening);
+    fn tokens(&self, prompt: Prompt, request: &GenerateRequest) -> Result<Vec<TokenId>, Refusal> {
+        let (special, opening) = (request.add_special_tokens, request.opening);
         let field = prompt.field();
-        let tokens = self.tokens_with(prompt, special, opening, &ask.variables())?;
+        let tokens = self.tokens_with(prompt, special, opening, &request.variables())?;
         // A tokenizer may have more tokens than the model, and one id that the model does not have
         // would fail every job of its run.
         self.served().check_ids(field, &tokens)?;
@@ -334,8 +338,8 @@ impl App {
         Ok(tokens)
     }
 
-    /// Refuses a text that no context can hold before it is tokenized, which takes seconds and many
-    /// times its memory.
+    /// Refuses a text that fits into no context before it is tokenized, which takes seconds and
+    /// many times its memory.
     fn could_fit(&self, text: &str, field: &str) -> Result<(), Refusal> {
         let (bytes, most) = (text.len(), self.longest_text());
         if bytes <= most {
@@ -352,12 +356,17 @@ impl App {
 
     /// Number of tokens to generate after `prompt` tokens. A limit that does not fit the context is
     /// refused, not reduced.
-    fn max_tokens(&self, ask: &Ask, prompt: usize, param: &'static str) -> Result<usize, Refusal> {
-        let left = self.engine.config().context.saturating_sub(prompt);
-        let output = match (ask.max_tokens, ask.route) {
+    fn max_tokens(
+        &self,
+        request: &GenerateRequest,
+        prompt: usize,
+        param: &'static str,
+    ) -> Result<usize, Refusal> {
+        let remaining = self.engine.config().context.saturating_sub(prompt);
+        let output = match (request.max_tokens, request.route) {
             (Some(output), _) => output,
-            (None, Route::Completions) => MAX_TOKENS.min(left.max(1)),
-            (None, Route::Chat) => left.max(1),
+            (None, Route::Completions) => MAX_TOKENS.min(remaining.max(1)),
+            (None, Route::Chat) => remaining.max(1),
         };
         self.fits(prompt, output, param)?;
         Ok(output)
@@ -373,41 +382,43 @@ impl App {
 
     async fn verify(
         &self,
-        ask: wire::VerifyAsk,
-        bound: Option<Vec<Result<Next, String>>>,
+        request: wire::VerifyRequest,
+        allowed: Option<Vec<Result<Next, String>>>,
     ) -> Result<Response<Body>, Refusal> {
-        let (context, nodes) = (ask.context.len(), ask.tokens.len());
+        let (context, nodes) = (request.context.len(), request.tokens.len());
         self.fits(context, nodes, "context")?;
-        let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
+        let seed = request.sampling.seed.unwrap_or_else(|| self.fresh_seed());
         let (reply, result) = oneshot::channel();
         let job = Verify {
-            sampler: self.sampler(&ask.sampling, seed, 0, &ask.stop_token_ids),
-            bound,
-            context: ask.context,
-            generated: ask.generated,
-            tokens: ask.tokens,
-            parents: ask.parents,
-            listed: ask.listed,
-            propose: ask.propose,
+            sampler: self.sampler(&request.sampling, seed, 0, &request.stop_token_ids),
+            allowed,
+            context: request.context,
+            generated: request.generated,
+            tokens: request.tokens,
+            parents: request.parents,
+            listed: request.listed,
+            propose: request.propose,
             reply,
         };
         self.engine.submit(vec![Job::Verify(Box::new(job))]);
         let verified = result.await.map_err(|_| Refusal::Fault("the model's thread has ended".to_owned()))?;
-        let verified = verified.map_err(|why| failed(why, ask.sampling.grammar.as_deref()))?;
+        let verified = verified.map_err(|why| failed(why, request.sampling.grammar.as_deref()))?;
         let reply = VerifyReply::new((&self.name, &self.mark), seed, context, &verified);
         let body = serde_json::to_vec(&reply).map_err(|error| Refusal::Fault(error.to_string()))?;
-        Ok(whole(StatusCode::OK, "application/json", body))
+        Ok(buffered(StatusCode::OK, "application/json", body))
     }
 
-    fn tokenize(&self, ask: wire::TokenizeAsk) -> Result<Response<Body>, Refusal> {
-        let tokens = match &ask.prompt {
+    fn tokenize(&self, request: wire::TokenizeRequest) -> Result<Response<Body>, Refusal> {
+        let tokens = match &request.prompt {
             Prompt::Text(text) if text.is_empty() => {
-                self.words.encode("", ask.add_special_tokens).map_err(|error| invalid("prompt", error))?
+                self.words.encode("", request.add_special_tokens).map_err(|error| invalid("prompt", error))?
             }
-            _ => self.tokens_with(ask.prompt, ask.add_special_tokens, ask.opening, &Map::new())?,
+            _ => {
+                self.tokens_with(request.prompt, request.add_special_tokens, request.opening, &Map::new())?
+            }
         };
         let spelled = || tokens.iter().map(|&id| self.words.spelling(id)).collect::<Vec<_>>();
-        let strings = ask.token_strings.then(spelled);
+        let strings = request.token_strings.then(spelled);
         let context = self.engine.config().context;
         Ok(ok_json(&json!({
             "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": strings,
@@ -424,29 +435,30 @@ impl App {
         Ok(ok_json(&json!({"prompt": self.words.decode(&tokens, true)})))
     }
 
-    /// The ids of a chat's prompt, in the form of vLLM's page; nothing binds the sampling here.
-    fn render(&self, mut ask: Ask) -> Result<Response<Body>, Refusal> {
-        let prompt = ask.prompts.pop().ok_or(Refusal::Missing("messages"))?;
-        let tokens = self.tokens(prompt, &ask)?;
+    /// The ids of a chat's prompt, in the form of vLLM's page; nothing constrains the sampling
+    /// here.
+    fn render(&self, mut request: GenerateRequest) -> Result<Response<Body>, Refusal> {
+        let prompt = request.prompts.pop().ok_or(Refusal::Missing("messages"))?;
+        let tokens = self.tokens(prompt, &request)?;
         Ok(ok_json(&json!({"token_ids": tokens, "sampling_params": {}})))
     }
 
-    /// A complete output parsed into the message of a whole answer, in the form of vLLM's page.
+    /// A complete output parsed into the message of an answer, in the form of vLLM's page.
     fn derender(&self, body: &[u8]) -> Result<Response<Body>, Refusal> {
         let read: Derender<'_> =
             serde_json::from_slice(body).map_err(|error| Refusal::NotJson(error.to_string()))?;
-        let asked = wire::chat(read.chat_request.get().as_bytes(), self.served())?.asked;
+        let options = wire::chat(read.chat_request.get().as_bytes(), self.served())?.parse_options;
         let Generated { prompt_token_ids: prompt, choices } = read.generate_response;
         let choice = choices.into_iter().next().ok_or(Refusal::Missing("choices"))?;
         let parsing = self.parsing();
-        let mut decoder = self.words.decoder(&prompt, parsing.decodes_special(&asked));
+        let mut decoder = self.words.decoder(&prompt, parsing.decodes_special(&options));
         let mut pieces: Vec<(TokenId, String)> =
             choice.token_ids.iter().map(|&token| (token, decoder.push(token))).collect();
         if let Some((_, text)) = pieces.last_mut() {
             text.push_str(&decoder.flush());
         }
-        let whole = parsing.whole(&asked, &prompt, &pieces);
-        let message = reply::message(&whole, || self.id(Route::Chat));
+        let answer = parsing.buffered(&options, &prompt, &pieces);
+        let message = reply::message(&answer, || self.id(Route::Chat));
         Ok(ok_json(&json!({"object": "chat.completion", "choices": [{"index": 0, "message": message}]})))
     }
 
@@ -465,14 +477,14 @@ impl App {
     }
 }
 
-/// The answer as a stream or as a whole, as requested.
+/// The answer as a stream, or buffered, as requested.
 async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
-    if answer.ask.stream {
+    if answer.request.stream {
         return Ok(stream_of(answer));
     }
-    let grammar = answer.ask.sampling.grammar.clone();
-    match answer.whole().await {
-        Ok(body) => Ok(whole(StatusCode::OK, "application/json", body)),
+    let grammar = answer.request.sampling.grammar.clone();
+    match answer.buffered().await {
+        Ok(body) => Ok(buffered(StatusCode::OK, "application/json", body)),
         Err(why) => Err(failed(why, grammar.as_deref())),
     }
 }
@@ -524,7 +536,7 @@ fn stream_of(answer: Answer) -> Response<Body> {
                 }
                 Some((_, News::Prompt | News::Over)) => {}
                 Some((_, News::Failed(why))) => {
-                    let refusal = failed(why, answer.ask.sampling.grammar.as_deref());
+                    let refusal = failed(why, answer.request.sampling.grammar.as_deref());
                     let error = String::from_utf8_lossy(&refusal.body()).into_owned();
                     return Some((data(format!("data: {error}\n\ndata: [DONE]\n\n")), None));
                 }
@@ -545,21 +557,17 @@ fn data(text: String) -> Result<Frame<Bytes>, BoxError> {
 }
 
 fn refuse(refusal: &Refusal) -> Response<Body> {
-    whole(refusal.status(), "application/json", refusal.body())
+    buffered(refusal.status(), "application/json", refusal.body())
 }
 
 fn ok_json(value: &serde_json::Value) -> Response<Body> {
-    whole(StatusCode::OK, "application/json", value.to_string().into_bytes())
+    buffered(StatusCode::OK, "application/json", value.to_string().into_bytes())
 }
 
-fn whole(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
+fn buffered(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
     let body = Full::new(Bytes::from(body)).map_err(|never| match never {}).boxed_unsync();
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
-}
-
-pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,5 +1,4 @@
-//! Finds stop strings across token boundaries, and holds back text that may be the beginning of
-//! one.
+//! Finds stop strings across token boundaries, and withholds text that may be the beginning of one.
 
 use std::sync::Arc;
 
@@ -12,8 +11,8 @@ pub(super) struct Stops {
     texts: Arc<[String]>,
     finder: Option<AhoCorasick>,
     include: bool,
-    /// Held-back text: the beginning of a stop string.
-    held: String,
+    /// Withheld text: the beginning of a stop string.
+    withheld: String,
 }
 
 /// Result of adding a piece of text.
@@ -26,42 +25,44 @@ pub(super) struct Seen {
 }
 
 impl Stops {
-    /// Looks for these strings; `include` keeps the found one in the text.
+    /// Looks for these strings; with `include` the found one stays in the text.
     pub(super) fn new(stops: &[String], include: bool) -> Result<Self, aho_corasick::BuildError> {
         let finder = match stops {
             [] => None,
             stops => Some(AhoCorasick::builder().match_kind(MatchKind::Standard).build(stops)?),
         };
-        Ok(Self { texts: stops.into(), finder, include, held: String::new() })
+        Ok(Self { texts: stops.into(), finder, include, withheld: String::new() })
     }
 
     /// Adds text. A stop string that is complete while `early` is set does not count, now or later.
     pub(super) fn push(&mut self, text: &str, early: bool) -> Seen {
         let Some(finder) = &self.finder else { return Seen { text: text.to_owned(), stop: None } };
-        let before = self.held.len();
-        self.held.push_str(text);
-        let found = finder.find_overlapping_iter(&self.held).filter(|found| !early && found.end() > before);
+        let before = self.withheld.len();
+        self.withheld.push_str(text);
+        let found =
+            finder.find_overlapping_iter(&self.withheld).filter(|found| !early && found.end() > before);
         if let Some(found) = found.min_by_key(|found| (found.end(), found.start())) {
             let end = if self.include { found.end() } else { found.start() };
-            let text = self.held.get(..end).unwrap_or_default().to_owned();
-            self.held.clear();
+            let text = self.withheld.get(..end).unwrap_or_default().to_owned();
+            self.withheld.clear();
             return Seen { text, stop: self.texts.get(found.pattern().as_usize()).cloned() };
         }
-        let kept = self.held.split_off(self.held.len() - self.beginning());
-        Seen { text: std::mem::replace(&mut self.held, kept), stop: None }
+        let rest = self.withheld.split_off(self.withheld.len() - self.beginning());
+        Seen { text: std::mem::replace(&mut self.withheld, rest), stop: None }
     }
 
-    /// Returns the held-back text at the end of the output.
+    /// Returns the withheld text at the end of the output.
     pub(super) fn flush(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        std::mem::take(&mut self.withheld)
     }
 
     /// Length of the longest end of the text that begins a stop string, bytes.
     fn beginning(&self) -> usize {
         let longest = self.texts.iter().map(|stop| stop.len().saturating_sub(1)).max().unwrap_or(0);
-        let starts = self.held.char_indices().map(|(at, _)| at);
-        let tails =
-            starts.skip_while(|at| self.held.len() - at > longest).filter_map(|at| self.held.get(at..));
+        let starts = self.withheld.char_indices().map(|(at, _)| at);
+        let tails = starts
+            .skip_while(|at| self.withheld.len() - at > longest)
+            .filter_map(|at| self.withheld.get(at..));
         let mut tails = tails
             .filter(|tail| self.texts.iter().any(|stop| stop.len() > tail.len() && stop.starts_with(tail)));
         tails.next().map_or(0, str::len)

@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::future::poll_fn;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::target::job::{Event, Failure, PromptRow};
 use crate::target::logprobs::{Listed, Logprobs};
-use crate::target::output::{Finish, Output, Step};
+use crate::target::output::{Finish, Output, OutputStep};
 use crate::target::parts::Parsing;
 use crate::target::reply::{Choice, Envelope, OutputDetails, Proposed, Speller, Usage, listed};
-use crate::target::server::now;
-use crate::target::wire::{Ask, StreamUsage};
+use crate::target::wire::{GenerateRequest, StreamUsage};
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::Route;
 
 const CALLS: &str = foretell_core::session::Finish::ToolCalls.name();
 
-/// A token with what is listed at its place; `None` for the first one of a prompt.
+/// A token with what is listed at its position; `None` for the first one of a prompt.
 type Scored = (TokenId, Option<Listed>);
 
 /// A choice in progress. Dropping its receiver cancels it.
@@ -50,9 +50,9 @@ impl Running {
         Self { events, output, seed, logprobs, begun: false, rows, parser, called: false, reasoning: 0 }
     }
 
-    /// The parts of a step, and with the last one those that were held back; `None` without a
+    /// The parts of a step, and with the last one those that were withheld; `None` without a
     /// parser.
-    fn parse(&mut self, step: &Step) -> Option<Parsed> {
+    fn parse(&mut self, step: &OutputStep) -> Option<Parsed> {
         let parser = self.parser.as_mut()?;
         let mut parsed = parser.push(step.id, &step.text);
         if step.finish.is_some() {
@@ -69,7 +69,7 @@ pub(super) enum News {
     /// Its prompt has been computed.
     Prompt,
     /// It has one more token.
-    Step(Step),
+    Step(OutputStep),
     /// It ended without a token: `max_tokens` was 0.
     Over,
     /// It failed.
@@ -83,7 +83,7 @@ pub(super) struct Answer {
     model: String,
     /// Identifies the process, see [`Engine::mark`](foretell_engines::dialect::Engine::mark).
     mark: Arc<str>,
-    pub(super) ask: Ask,
+    pub(super) request: GenerateRequest,
     /// Token ids of each prompt.
     prompts: Vec<Vec<TokenId>>,
     /// Choice `j` of prompt `i` has index `i · n + j`.
@@ -99,17 +99,28 @@ impl Answer {
     pub(super) fn new(
         id: String,
         (model, mark): (String, Arc<str>),
-        ask: Ask,
+        request: GenerateRequest,
         prompts: Vec<Vec<TokenId>>,
         choices: Vec<Running>,
         parsing: Parsing,
     ) -> Self {
-        Self { id, created: now(), model, mark, ask, prompts, choices, parsing, cached: 0, next: 0 }
+        Self {
+            id,
+            created: unix_seconds(),
+            model,
+            mark,
+            request,
+            prompts,
+            choices,
+            parsing,
+            cached: 0,
+            next: 0,
+        }
     }
 
     /// The parts of its text are sent apart.
     fn parses(&self) -> bool {
-        self.ask.route == Route::Chat && self.parsing.applies(&self.ask.asked)
+        self.request.route == Route::Chat && self.parsing.applies(&self.request.parse_options)
     }
 
     /// The next event of any choice, with the choice's index; `None` when all have ended.
@@ -136,8 +147,8 @@ impl Answer {
     }
 
     fn digest(&mut self, index: usize, event: Option<Event>) -> News {
-        let first = index.is_multiple_of(self.ask.choices);
-        let empty = self.ask.max_tokens == Some(0);
+        let first = index.is_multiple_of(self.request.choices);
+        let empty = self.request.max_tokens == Some(0);
         let Some(choice) = self.choices.get_mut(index) else { return News::Over };
         match event {
             Some(Event::Prompt { cached, rows }) => {
@@ -166,7 +177,7 @@ impl Answer {
         let prompt = self.prompts.iter().map(Vec::len).sum();
         let output = self.choices.iter().map(|choice| choice.output.tokens).sum();
         let usage = Usage::new(prompt, self.cached, output);
-        let counts = self.ask.route == Route::Chat && self.parsing.parsers.reasoning.is_some();
+        let counts = self.request.route == Route::Chat && self.parsing.parsers.reasoning.is_some();
         let reasoning_tokens = self.choices.iter().map(|choice| choice.reasoning).sum();
         Usage { completion_tokens_details: counts.then_some(OutputDetails { reasoning_tokens }), ..usage }
     }
@@ -176,11 +187,11 @@ impl Answer {
     }
 
     fn prompt_of(&self, index: usize) -> &[TokenId] {
-        self.prompts.get(index / self.ask.choices.max(1)).map(Vec::as_slice).unwrap_or_default()
+        self.prompts.get(index / self.request.choices.max(1)).map(Vec::as_slice).unwrap_or_default()
     }
 
     fn envelope(&self, choices: Vec<Choice>, usage: Option<Usage>) -> Envelope<'_> {
-        let object = match (self.ask.route, self.ask.stream) {
+        let object = match (self.request.route, self.request.stream) {
             (Route::Completions, _) => "text_completion",
             (Route::Chat, false) => "chat.completion",
             (Route::Chat, true) => "chat.completion.chunk",
@@ -198,18 +209,18 @@ impl Answer {
         }
     }
 
-    /// Log-probabilities of tokens that follow, in the route's format; `None` if none are asked
-    /// for.
+    /// Log-probabilities of tokens that follow, in the route's format; `None` if none are
+    /// requested.
     fn logprobs(&mut self, index: usize, scored: &[Scored]) -> Option<serde_json::Value> {
-        self.ask.show.logprobs?;
+        self.request.show.logprobs?;
         let words = &self.parsing.words;
         let choice = self.choices.get_mut(index)?;
         Some(choice.logprobs.write(scored, &|ids| words.decode(ids, true)))
     }
 
-    /// The prompt's text and scores, if the request asks for `echo`; empty otherwise.
+    /// The prompt's text and scores, if the request has `echo`; empty otherwise.
     fn echo(&self, index: usize) -> (String, Vec<Scored>) {
-        if !self.ask.show.echo {
+        if !self.request.show.echo {
             return (String::new(), Vec::new());
         }
         let prompt = self.prompt_of(index);
@@ -219,19 +230,19 @@ impl Answer {
             let row = at.checked_sub(unscored).and_then(|at| rows.get(at));
             (id, row.map(|row| listed(id, row.logprob, &row.top)))
         });
-        let scored = if self.ask.show.logprobs.is_some() { scored.collect() } else { Vec::new() };
+        let scored = if self.request.show.logprobs.is_some() { scored.collect() } else { Vec::new() };
         (self.parsing.words.decode(prompt, true), scored)
     }
 
     /// The event for one token; the first one of a choice also has the fields that are sent once.
     /// `None` if it has nothing for the client.
-    pub(super) fn chunk(&mut self, index: usize, step: Step) -> Option<String> {
+    pub(super) fn chunk(&mut self, index: usize, step: OutputStep) -> Option<String> {
         let running = self.choices.get_mut(index)?;
         let first = !std::mem::replace(&mut running.begun, true);
         let parsed = running.parse(&step);
         let called = running.called;
         let hollow = parsed.as_ref().is_some_and(Parsed::is_empty) && step.finish.is_none();
-        if hollow && !first && !self.ask.show.token_ids && self.ask.usage != StreamUsage::Every {
+        if hollow && !first && !self.request.show.token_ids && self.request.usage != StreamUsage::Every {
             return None;
         }
         let (mut text, mut scored) = if first { self.echo(index) } else { (String::new(), Vec::new()) };
@@ -242,9 +253,9 @@ impl Answer {
         let mut choice = Choice { index, logprobs: self.logprobs(index, &scored), ..Choice::default() };
         match parsed {
             Some(parsed) => choice.say_parts(first, &parsed, || self.parsing.call_id()),
-            None => choice.say(self.ask.route, true, first, text),
+            None => choice.say(self.request.route, true, first, text),
         }
-        choice.token_ids = self.ask.show.token_ids.then(|| vec![step.id]);
+        choice.token_ids = self.request.show.token_ids.then(|| vec![step.id]);
         choice.proposal = step.proposal.as_ref().map(Proposed::from);
         if let Some(finish) = &step.finish {
             choice.finish(finish);
@@ -256,9 +267,9 @@ impl Answer {
         if first {
             choice.seed = self.choices.get(index).map(|choice| choice.seed);
         }
-        let ids = (first && self.ask.show.token_ids).then(|| self.prompt_of(index).to_vec());
-        let usage = (self.ask.usage == StreamUsage::Every).then(|| self.usage());
-        Some(match self.ask.route {
+        let ids = (first && self.request.show.token_ids).then(|| self.prompt_of(index).to_vec());
+        let usage = (self.request.usage == StreamUsage::Every).then(|| self.usage());
+        Some(match self.request.route {
             Route::Completions => {
                 choice.prompt_token_ids = ids;
                 frame(&self.envelope(vec![choice], usage))
@@ -273,7 +284,7 @@ impl Answer {
 
     /// The end of a stream: usage if requested, and `[DONE]`.
     pub(super) fn last(&self) -> String {
-        let mut last = match self.ask.usage {
+        let mut last = match self.request.usage {
             StreamUsage::Never => String::new(),
             StreamUsage::Last | StreamUsage::Every => frame(&self.envelope(Vec::new(), Some(self.usage()))),
         };
@@ -281,14 +292,14 @@ impl Answer {
         last
     }
 
-    /// Waits for every choice to end and returns the whole answer as JSON.
-    pub(super) async fn whole(mut self) -> Result<Vec<u8>, Failure> {
+    /// Waits for every choice to end and returns the answer as JSON.
+    pub(super) async fn buffered(mut self) -> Result<Vec<u8>, Failure> {
         let mut done: Vec<Complete> = self.choices.iter().map(|_| Complete::default()).collect();
         while let Some((index, news)) = self.next().await {
             match news {
                 News::Step(step) => {
-                    if let Some(whole) = done.get_mut(index) {
-                        whole.take(step);
+                    if let Some(complete) = done.get_mut(index) {
+                        complete.take(step);
                     }
                 }
                 News::Prompt | News::Over => {}
@@ -296,38 +307,39 @@ impl Answer {
             }
         }
         let mut choices = Vec::with_capacity(done.len());
-        for (index, whole) in done.into_iter().enumerate() {
-            choices.push(self.choice(index, whole));
+        for (index, complete) in done.into_iter().enumerate() {
+            choices.push(self.choice(index, complete));
         }
         let mut envelope = self.envelope(choices, Some(self.usage()));
-        if self.ask.route == Route::Chat {
+        if self.request.route == Route::Chat {
             let first = envelope.choices.first_mut();
             (envelope.prompt_token_ids, envelope.prompt_logprobs) = first
                 .map(|choice| (choice.prompt_token_ids.take(), choice.prompt_logprobs.take()))
                 .unwrap_or_default();
             for choice in &mut envelope.choices {
-                (choice.prompt_token_ids, choice.prompt_logprobs) = (None, None);
+                choice.prompt_token_ids = None;
+                choice.prompt_logprobs = None;
             }
         }
         serde_json::to_vec(&envelope).map_err(|error| Failure::Run(error.to_string()))
     }
 
-    fn choice(&mut self, index: usize, whole: Complete) -> Choice {
+    fn choice(&mut self, index: usize, complete: Complete) -> Choice {
         let parts = self.parses().then(|| {
-            let ended = matches!(whole.finish, Some(Finish::Eos | Finish::StopToken(_)));
-            let text = whole.pieces.len() - usize::from(ended && !self.ask.include_stop);
-            let pieces = whole.pieces.get(..text).unwrap_or_default();
-            self.parsing.whole(&self.ask.asked, self.prompt_of(index), pieces)
+            let ended = matches!(complete.finish, Some(Finish::Eos | Finish::StopToken(_)));
+            let text = complete.pieces.len() - usize::from(ended && !self.request.include_stop);
+            let pieces = complete.pieces.get(..text).unwrap_or_default();
+            self.parsing.buffered(&self.request.parse_options, self.prompt_of(index), pieces)
         });
         let (mut text, mut scored) = self.echo(index);
-        text.push_str(&whole.text);
-        scored.extend(whole.scored);
+        text.push_str(&complete.text);
+        scored.extend(complete.scored);
         let mut choice = Choice { index, logprobs: self.logprobs(index, &scored), ..Choice::default() };
         // Only with `max_tokens: 0` does a choice end without a finish reason.
-        choice.finish(&whole.finish.unwrap_or(Finish::Length));
+        choice.finish(&complete.finish.unwrap_or(Finish::Length));
         match parts {
             Some(parts) => {
-                choice.say_whole(&parts, || self.parsing.call_id());
+                choice.say_buffered(&parts, || self.parsing.call_id());
                 if !parts.calls.is_empty() {
                     choice.finish_reason = Some(CALLS);
                 }
@@ -335,16 +347,16 @@ impl Answer {
                     running.reasoning = parts.reasoning_tokens;
                 }
             }
-            None => choice.say(self.ask.route, false, true, text),
+            None => choice.say(self.request.route, false, true, text),
         }
         let prompt = self.prompt_of(index);
         if let Some(running) = self.choices.get(index) {
             choice.seed = Some(running.seed);
-            let shown = self.ask.show.prompt_shown;
+            let shown = self.request.show.prompt_shown;
             choice.prompt_logprobs = shown.then(|| self.speller().prompt(prompt.len(), &running.rows));
         }
-        if self.ask.show.token_ids {
-            choice.token_ids = Some(whole.pieces.into_iter().map(|(id, _)| id).collect());
+        if self.request.show.token_ids {
+            choice.token_ids = Some(complete.pieces.into_iter().map(|(id, _)| id).collect());
             choice.prompt_token_ids = Some(prompt.to_vec());
         }
         choice
@@ -362,7 +374,7 @@ struct Complete {
 }
 
 impl Complete {
-    fn take(&mut self, step: Step) {
+    fn take(&mut self, step: OutputStep) {
         if let Some(scores) = step.scores {
             self.scored.push((step.id, Some(listed(step.id, scores.logprob, &scores.top))));
         }
@@ -370,6 +382,10 @@ impl Complete {
         self.pieces.push((step.id, step.text));
         self.finish = step.finish;
     }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// One server-sent event as text.

@@ -11,10 +11,10 @@ mod tokens;
 
 use crate::target::errors::Refusal;
 use crate::target::fields::{Fields, invalid};
-use crate::target::parts::Asked;
-use crate::target::wire::prompt::{asked, generated, message, opening, prompts};
+use crate::target::parts::ParseOptions;
+use crate::target::wire::prompt::{generated, message, opening, parse_options, prompts};
 use crate::target::wire::sampling::sampling;
-pub(super) use crate::target::wire::tokens::{TokenizeAsk, VerifyAsk, detokenize, tokenize, verify};
+pub(super) use crate::target::wire::tokens::{TokenizeRequest, VerifyRequest, detokenize, tokenize, verify};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Route, Sampling};
 use foretell_engines::parse::{Parsers, ToolFormat, call_grammar, is_strict};
@@ -22,12 +22,12 @@ use foretell_engines::parse::{Parsers, ToolFormat, call_grammar, is_strict};
 /// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
 /// Maximum number of choices of a request, all prompts together: as many as one choice of each of
-/// the most prompts. Every choice is a job of its own.
+/// the most prompts. Every choice is a separate job.
 const JOBS_MAX: usize = prompt::PROMPTS_MAX;
 /// Maximum number of stop strings: each of them is compared with the end of the text at every
 /// token of every choice. Far above the dozens that chat frontends send.
 const STOPS_MAX: usize = 256;
-/// Maximum length of all stop strings together, bytes: each choice may hold back as much text, and
+/// Maximum length of all stop strings together, bytes: each choice may withhold as much text, and
 /// looks through it at every token.
 const STOPS_LENGTH_MAX: usize = 16 << 10;
 /// Maximum number of log-probabilities per position, as in vLLM.
@@ -52,7 +52,7 @@ impl Prompt {
 
 /// A parsed completion or chat request.
 #[derive(Clone, Debug)]
-pub(super) struct Ask {
+pub(super) struct GenerateRequest {
     pub(super) route: Route,
     pub(super) prompts: Vec<Prompt>,
     /// For each prompt, the number of its last tokens that are output of an earlier request.
@@ -71,17 +71,17 @@ pub(super) struct Ask {
     /// True if the chat template ends with the start of the assistant's message.
     pub(super) opening: bool,
     /// Decides how the answer to a chat is parsed.
-    pub(super) asked: Asked,
+    pub(super) parse_options: ParseOptions,
     /// Tokens that the head is to draft now and then; 0: none.
     pub(super) propose: usize,
 }
 
-impl Ask {
+impl GenerateRequest {
     /// Variables of the chat template besides the messages.
     pub(super) fn variables(&self) -> Map<String, Value> {
-        let mut variables = self.asked.template.clone().unwrap_or_default();
-        if !self.asked.tools.is_empty() {
-            variables.insert("tools".to_owned(), Value::Array(self.asked.tools.clone()));
+        let mut variables = self.parse_options.template.clone().unwrap_or_default();
+        if !self.parse_options.tools.is_empty() {
+            variables.insert("tools".to_owned(), Value::Array(self.parse_options.tools.clone()));
         }
         variables
     }
@@ -101,8 +101,8 @@ pub(super) enum StreamUsage {
 pub(super) struct Show {
     pub(super) echo: bool,
     pub(super) logprobs: Option<usize>,
-    /// Number of best tokens to report besides each of the prompt's own, for `prompt_logprobs` or
-    /// for `echo` with `logprobs`; `None`: the prompt is not scored.
+    /// Number of best tokens to report in addition to each token of the prompt, for
+    /// `prompt_logprobs` or for `echo` with `logprobs`; `None`: the prompt is not scored.
     pub(super) prompt_logprobs: Option<usize>,
     /// True if the scores are sent as `prompt_logprobs`.
     pub(super) prompt_shown: bool,
@@ -117,7 +117,7 @@ pub(super) struct Served<'a> {
     pub(super) vocabulary: usize,
     /// Output parsers; tools are refused without one.
     pub(super) parsers: Parsers,
-    /// A grammar can bind an output.
+    /// A grammar can constrain an output.
     pub(super) grammars: bool,
     /// Number of tokens that the model's head drafts; 0 if it has none.
     pub(super) proposes: usize,
@@ -145,7 +145,7 @@ impl Served<'_> {
 }
 
 /// Parses the body of `POST /v1/completions`.
-pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
+pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<GenerateRequest, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;
     let prompts = prompts(&mut fields, served)?;
@@ -155,7 +155,7 @@ pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<Ask, Refusa
     let max_tokens = fields.size("max_tokens", u32::MAX as usize)?;
     fields.only("suffix", &[r#""""#], "only null")?;
     let add_special_tokens = fields.flag("add_special_tokens", true)?;
-    let ask = Ask {
+    let request = GenerateRequest {
         prompts,
         generated,
         max_tokens,
@@ -163,23 +163,23 @@ pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<Ask, Refusa
         ..common(&mut fields, served, Route::Completions)?
     };
     fields.finish()?;
-    let jobs = ask.prompts.len() * ask.choices;
+    let jobs = request.prompts.len() * request.choices;
     if jobs > JOBS_MAX {
         return Err(invalid("n", format!("at most {JOBS_MAX} choices of all prompts, got {jobs}")));
     }
-    if ask.max_tokens == Some(0) && (ask.stream || !(echo || ask.show.prompt_shown)) {
+    if request.max_tokens == Some(0) && (request.stream || !(echo || request.show.prompt_shown)) {
         return Err(invalid("max_tokens", "0 needs echo or prompt_logprobs, and no stream"));
     }
-    let mut show = Show { echo, logprobs, ..ask.show };
+    let mut show = Show { echo, logprobs, ..request.show };
     // An echoed prompt is scored like the output, from its second token on.
     if echo {
         show.prompt_logprobs = show.prompt_logprobs.or(logprobs);
     }
-    Ok(Ask { show, ..ask })
+    Ok(GenerateRequest { show, ..request })
 }
 
 /// Parses the body of `POST /v1/chat/completions`.
-pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
+pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<GenerateRequest, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;
     let messages: Vec<Map<String, Value>> = fields.take("messages")?.ok_or(Refusal::Missing("messages"))?;
@@ -197,7 +197,7 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
     if top.is_some_and(|top| top > 0) && !wanted {
         return Err(invalid("top_logprobs", "needs logprobs: true"));
     }
-    let asked = asked(&mut fields, served.parsers)?;
+    let parse_options = parse_options(&mut fields, served.parsers)?;
     let opening = opening(&mut fields)?;
     for (name, allowed) in [("functions", "[]"), ("function_call", r#""none""#)] {
         fields.only(name, &[allowed], "only tools")?;
@@ -206,47 +206,47 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
     fields.only("modalities", &[r#"["text"]"#], "only text")?;
     fields.ignore(&["prediction", "verbosity"]);
     let add_special_tokens = fields.flag("add_special_tokens", false)?;
-    let ask = Ask {
+    let request = GenerateRequest {
         prompts: vec![Prompt::Messages(messages)],
         generated: vec![0],
         max_tokens,
         opening,
-        asked,
+        parse_options,
         add_special_tokens,
         ..common(&mut fields, served, Route::Chat)?
     };
     fields.finish()?;
-    let ask = bound(ask, served)?;
+    let request = with_call_grammar(request, served)?;
     let logprobs = wanted.then(|| top.unwrap_or(0));
-    Ok(Ask { show: Show { logprobs, ..ask.show }, ..ask })
+    Ok(GenerateRequest { show: Show { logprobs, ..request.show }, ..request })
 }
 
 /// A chat with the grammar of its calls, where they are forced or strict.
-fn bound(mut ask: Ask, served: Served<'_>) -> Result<Ask, Refusal> {
+fn with_call_grammar(mut request: GenerateRequest, served: Served<'_>) -> Result<GenerateRequest, Refusal> {
     let unsupported = |param: &str, message| Err(Refusal::Unsupported { param: param.to_owned(), message });
-    let Asked { tools, may_call, single_call, forced, .. } = &ask.asked;
-    let own = ask.sampling.grammar.as_ref().map(|grammar| grammar.parameter);
+    let ParseOptions { tools, may_call, single_call, forced, .. } = &request.parse_options;
+    let requested = request.sampling.grammar.as_ref().map(|grammar| grammar.parameter);
     let strict = *may_call && tools.iter().any(is_strict);
     let calls = forced.as_ref().map(|_| "tool_choice").or(strict.then_some("tools"));
-    let Some(parameter) = own.or(calls) else { return Ok(ask) };
+    let Some(parameter) = requested.or(calls) else { return Ok(request) };
     if served.parsers.reasoning.is_some() {
         return unsupported(parameter, "not with --reasoning-parser: it would bind the reasoning");
     }
-    if own.is_some() {
+    if requested.is_some() {
         let message = "not with tools that may be called";
-        return if *may_call { unsupported(parameter, message) } else { Ok(ask) };
+        return if *may_call { unsupported(parameter, message) } else { Ok(request) };
     }
     if !served.grammars || served.parsers.tools != Some(ToolFormat::Hermes) {
         return unsupported(parameter, "calls are bound with --tool-parser hermes only");
     }
     let grammar = call_grammar(served.parsers.tools, tools, forced.as_ref(), *single_call);
     let grammar = grammar.ok_or_else(|| invalid(parameter, "no such function is offered"))?;
-    ask.sampling.grammar = Some(Arc::new(grammar));
-    Ok(ask)
+    request.sampling.grammar = Some(Arc::new(grammar));
+    Ok(request)
 }
 
 /// Reads the fields that both routes share.
-fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<Ask, Refusal> {
+fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<GenerateRequest, Refusal> {
     let sampling = sampling(fields, served)?;
     let choices = fields.integer("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
     if let Some(best_of) = fields.size("best_of", usize::MAX >> 1)?
@@ -272,7 +272,7 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
     };
     let include_stop = fields.flag("include_stop_str_in_output", false)?;
     unsupported(fields)?;
-    Ok(Ask {
+    Ok(GenerateRequest {
         route,
         prompts: Vec::new(),
         generated: Vec::new(),
@@ -287,7 +287,7 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
         show,
         add_special_tokens: true,
         opening: true,
-        asked: Asked::default(),
+        parse_options: ParseOptions::default(),
         propose: served.propose(fields)?,
     })
 }

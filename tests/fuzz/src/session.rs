@@ -12,6 +12,7 @@ use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Scope, Shared, Sou
 use foretell_core::session::Parsed;
 use foretell_core::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Rules, Session, Start, Tail,
+    Timeouts,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, Proposal, Row, VerifyMethod, VerifyResult};
@@ -113,7 +114,10 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         context_max: input.one(&[8192, 12]),
         shared: Shared { proposes: true, ..Shared::default() },
         max_gap: input.one(&[None, Some(Duration::from_millis(30))]),
-        draft_timeout: input.one(&[None, Some(Duration::from_millis(5))]),
+        timeouts: Timeouts {
+            draft: input.one(&[None, Some(Duration::from_millis(5))]),
+            ..Timeouts::default()
+        },
         ..Rules::default()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use foretell_engines::openai::{Grammar, Sampling};
 use foretell_onnx::forward::Forward;
-use foretell_onnx::grammar::{Bound, Grammars, apart};
+use foretell_onnx::grammar::{Constraint, Grammars, apart};
 use foretell_onnx::pace::Paced;
 use foretell_onnx::sampler::Sampler;
 use foretell_onnx::target::job::{Event, Failure, Generate, Job, Limits};
@@ -61,7 +61,7 @@ fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
         sampler,
         limits,
         logprobs: None,
-        bound: None,
+        constraint: None,
         prompt_logprobs: None,
         propose: 0,
         events,
@@ -135,7 +135,7 @@ fn a_slow_grammar_delays_no_other_output() {
     let grammars = Grammars::new(&model::words(words.path()), VOCABULARY, &[EOS]).unwrap();
     let grammar = Grammar::of_structured_outputs(&json!({"regex": "(.{0,200}){0,200}"})).unwrap();
     let begun = apart(move |stop| {
-        let mut place = grammars.place(&grammar, &[], false, stop)?;
+        let mut place = grammars.position_after(&grammar, &[], false, stop)?;
         Ok((place.next(stop)?, place))
     });
     let (next, place) = begun.unwrap();
@@ -146,7 +146,7 @@ fn a_slow_grammar_delays_no_other_output() {
         let wake = move || {
             wakes.submit(Vec::new());
         };
-        generate.bound = Some(Bound::new(next, place, wake).unwrap());
+        generate.constraint = Some(Constraint::new(next, place, wake).unwrap());
         generate.limits.max_tokens = 1000;
     }
     engine.submit(vec![slow, other]);

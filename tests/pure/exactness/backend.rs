@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::world::{Case, Hooks};
 use foretell_core::draft::Tree;
-use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Parsed, Tail};
+use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Parsed, StopBuffer, Tail};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
 
@@ -109,12 +109,12 @@ impl Plain {
     /// Bytes at the end of a text that are kept back, because a stop text may be in it.
     fn held(&self, text: &str) -> usize {
         let stops = &self.ending.stop;
-        match self.ending.hold {
-            Hold::Longest => {
+        match self.ending.stop_buffer {
+            StopBuffer::Longest => {
                 let longest = stops.iter().map(|stop| stop.chars().count()).max().unwrap_or(1);
                 text.chars().rev().take(longest - 1).map(char::len_utf8).sum()
             }
-            Hold::Beginning => {
+            StopBuffer::Beginning => {
                 let ends = text.char_indices().map(|(at, _)| &text[at..]);
                 let begins = |end: &&str| stops.iter().any(|stop| stop.starts_with(end));
                 ends.filter(begins).map(str::len).max().unwrap_or(0)

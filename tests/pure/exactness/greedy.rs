@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::backend::{Ask, Manner, Vocabulary, plain};
 use super::world::{Case, Chaos, Hooks, Outcome, Wrong, play};
 use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
-use foretell_core::session::{Ending, Fault, Hold, Rules};
+use foretell_core::session::{Ending, Fault, Rules, StopBuffer};
 use foretell_core::units::{SplitMix64, TokenId};
 use foretell_core::words::{Row, VerifyMethod};
 use proptest::prelude::*;
@@ -101,7 +101,7 @@ fn case(prompt: u64, methods: &[VerifyMethod], gamma: Option<usize>, model: bool
         ending: Ending {
             stop,
             eos: vec![size as TokenId - 1],
-            hold: if random.chance(2) { Hold::Longest } else { Hold::Beginning },
+            stop_buffer: if random.chance(2) { StopBuffer::Longest } else { StopBuffer::Beginning },
             ..Ending::default()
         },
         max: 1 + random.below(40) as usize,

@@ -6,7 +6,7 @@
 
 /// Maximum depth of nested objects and arrays; deeper ones are not read as objects.
 const DEPTH_MAX: usize = 64;
-/// Maximum bytes of a key or value. Of a longer one, one more byte is kept, so that it equals no
+/// Maximum bytes of a key or value. Of a longer one, one more byte is stored, so that it equals no
 /// text within the limit.
 pub const WORD_MAX: usize = 256;
 /// Maximum bytes of whitespace between two parts, and of a number.
@@ -159,7 +159,7 @@ impl Scanner {
                 self.word.push(byte);
                 Some(())
             }
-            Position::Literal if is_whole(&self.word) => {
+            Position::Literal if is_complete(&self.word) => {
                 say(Event::Scalar(&self.word));
                 self.between(Position::Valued);
                 self.read(byte, say)
@@ -289,7 +289,7 @@ impl Scanner {
 }
 
 /// True if a word that began as a literal is one.
-fn is_whole(word: &[u8]) -> bool {
+fn is_complete(word: &[u8]) -> bool {
     word.last().is_some_and(u8::is_ascii_digit) || [&b"true"[..], b"false", b"null"].contains(&word)
 }
 

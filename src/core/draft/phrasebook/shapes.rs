@@ -1,9 +1,9 @@
-//! The JSON that a prompt asks for: schemas, tools and examples in its text, as shapes of the
+//! The JSON that a prompt requests: schemas, tools and examples in its text, as shapes of the
 //! objects that a model may write.
 //!
-//! The prompt is read once, byte by byte. One object of it is held at a time. Clients write it, and
-//! the schema that binds an output: the number of shapes, their size and the values that are read
-//! for them are bounded, and the first ones are kept. Nothing is compiled.
+//! The prompt is read once, byte by byte, one object at a time. Clients write it, and the schema
+//! that constrains an output: the number of shapes, their size and the values that are read for
+//! them are limited, and the first ones are stored. Nothing is compiled.
 
 use std::collections::HashSet;
 
@@ -16,11 +16,11 @@ const OBJECT_MAX: usize = 64 << 10;
 /// Maximum number of shapes.
 const SHAPES_MAX: usize = 4096;
 /// Maximum size of the keys, choices and fields of all shapes, bytes.
-const HELD_MAX: usize = 1 << 20;
+const ALLOCATED_MAX: usize = 1 << 20;
 /// Maximum values that are read for shapes: a schema may refer to one of its parts many times, and
 /// each time its members, the names of the required ones and the choices are read.
 const READ_MAX: usize = 64 << 10;
-/// Maximum number of shapes of whole objects.
+/// Maximum number of shapes of complete objects.
 const ROOTS_MAX: usize = 256;
 /// Maximum depth of references and nested parts that are followed in a schema.
 const FOLLOWED_MAX: usize = 24;
@@ -42,7 +42,7 @@ pub enum Shape {
 
 impl Shape {
     /// Bytes that it has allocated.
-    fn held(&self) -> usize {
+    fn allocated(&self) -> usize {
         match self {
             Self::Object(fields) => {
                 let keys = fields.iter().map(|field| field.key.capacity()).sum::<usize>();
@@ -90,24 +90,24 @@ impl Form {
     }
 }
 
-/// The shapes that a prompt asks for.
+/// The shapes that a prompt requests.
 #[derive(Clone, Debug, Default)]
 pub struct Shapes {
     all: Vec<Shape>,
     roots: Vec<(Form, ShapeId)>,
     tools: HashSet<String>,
     /// Bytes of fields, choices and the names of tools.
-    held: usize,
+    allocated: usize,
     /// Number of values that were read.
     read: usize,
-    /// A schema binds the output: no other object is written.
-    bound: bool,
+    /// A schema constrains the output: no other object is written.
+    constrained: bool,
 }
 
-/// Context of a schema: the whole one, for its references, and the depth in it.
+/// The document that contains a schema, for its references, and the depth in it.
 #[derive(Clone, Copy)]
 struct Within<'a> {
-    whole: &'a Value,
+    document: &'a Value,
     depth: usize,
 }
 
@@ -117,7 +117,7 @@ impl Shapes {
     const fn bytes(&self) -> usize {
         self.all.capacity() * size_of::<Shape>()
             + self.roots.capacity() * size_of::<(Form, ShapeId)>()
-            + self.held
+            + self.allocated
     }
 
     /// The shape of this id; `None` beyond the last.
@@ -130,15 +130,15 @@ impl Shapes {
         &self.roots
     }
 
-    /// Learns the shapes that an object of the prompt asks for. Returns the form of a call if it is
+    /// Learns the shapes that an object of the prompt requests. Returns the form of a call if it is
     /// a call of a known tool.
-    fn learn(&mut self, whole: &Value) -> Option<Form> {
-        if self.bound {
+    fn learn(&mut self, document: &Value) -> Option<Form> {
+        if self.constrained {
             return None;
         }
-        let form = self.called(whole);
-        if !self.collect(Within { whole, depth: 0 }, whole) {
-            let shape = self.example(whole, 0);
+        let form = self.called(document);
+        if !self.collect(Within { document, depth: 0 }, document) {
+            let shape = self.example(document, 0);
             self.root(Form::Example, shape);
         }
         form
@@ -148,7 +148,7 @@ impl Shapes {
         let name = value.get("name")?.as_str()?;
         let form = |key: &str, form| value.get(key).map(|_| form);
         let form = form("arguments", Form::Arguments).or_else(|| form("parameters", Form::Parameters));
-        form.filter(|_| self.tools.contains(name))
+        if self.tools.contains(name) { form } else { None }
     }
 
     /// Looks for tools and schemas; true if there is one.
@@ -194,24 +194,26 @@ impl Shapes {
     }
 
     fn root(&mut self, form: Form, shape: Option<ShapeId>) {
-        let Some(shape) = shape.filter(|_| self.roots.len() < ROOTS_MAX) else { return };
-        if matches!(self.get(shape), Some(Shape::Object(fields)) if !fields.is_empty()) {
+        let Some(shape) = shape else { return };
+        if self.roots.len() < ROOTS_MAX
+            && matches!(self.get(shape), Some(Shape::Object(fields)) if !fields.is_empty())
+        {
             self.roots.push((form, shape));
         }
     }
 
     fn push(&mut self, shape: Shape) -> Option<ShapeId> {
-        let held = self.held + shape.held();
-        (self.all.len() < SHAPES_MAX && held <= HELD_MAX).then(|| {
-            self.held = held;
+        let allocated = self.allocated + shape.allocated();
+        (self.all.len() < SHAPES_MAX && allocated <= ALLOCATED_MAX).then(|| {
+            self.allocated = allocated;
             self.all.push(shape);
             self.all.len() - 1
         })
     }
 
     fn tool(&mut self, name: &str, within: Within<'_>, schema: &Value) {
-        // References of a tool's schema are to its own definitions.
-        let Some(arguments) = self.schema(Within { whole: schema, ..within }, schema) else { return };
+        // References of a tool's schema point to definitions within that schema.
+        let Some(arguments) = self.schema(Within { document: schema, ..within }, schema) else { return };
         let Some(called) = written(&Value::from(name)).and_then(|name| self.push(Shape::Choices(vec![name])))
         else {
             return;
@@ -222,21 +224,21 @@ impl Shapes {
             self.root(form, call);
         }
         if self.tools.insert(name.to_owned()) {
-            self.held += size_of::<String>() + name.len();
+            self.allocated += size_of::<String>() + name.len();
         }
         self.root(Form::Plain, Some(arguments));
     }
 
     fn schema(&mut self, within: Within<'_>, schema: &Value) -> Option<ShapeId> {
-        let Within { whole, depth } = within;
-        let inner = Within { whole, depth: depth + 1 };
+        let Within { document, depth } = within;
+        let inner = Within { document, depth: depth + 1 };
         self.read(1)?;
         if depth > FOLLOWED_MAX {
             return self.push(Shape::Free);
         }
         if let Some(path) = schema.get("$ref").and_then(Value::as_str) {
             let path = path.strip_prefix('#').filter(|path| path.len() <= WORD_MAX);
-            return match path.and_then(|path| whole.pointer(path)) {
+            return match path.and_then(|path| document.pointer(path)) {
                 Some(target) => self.schema(inner, target),
                 None => self.push(Shape::Free),
             };
@@ -352,13 +354,13 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// A reader of the prompt of an output that a schema of an object binds: it reads the layout
-    /// alone.
-    pub fn bound(schema: &Value) -> Self {
+    /// A reader of the prompt of an output that a schema of an object constrains: it reads the
+    /// layout alone.
+    pub fn constrained(schema: &Value) -> Self {
         let mut finder = Self::default();
-        let shape = finder.shapes.schema(Within { whole: schema, depth: 0 }, schema);
+        let shape = finder.shapes.schema(Within { document: schema, depth: 0 }, schema);
         finder.shapes.root(Form::Plain, shape);
-        finder.shapes.bound = !finder.shapes.roots.is_empty();
+        finder.shapes.constrained = !finder.shapes.roots.is_empty();
         finder
     }
 
@@ -369,11 +371,11 @@ impl Finder {
 
     pub fn step(&mut self, byte: u8) {
         self.follow_template(byte);
-        let (mut whole, mut broken) = (false, false);
+        let (mut closed, mut broken) = (false, false);
         let began = self.scanner.position() == Position::Outside;
         let call = self.scanner.levels().len() == 1 && self.object.starts_with(b"{\"name\"");
         self.scanner.step(byte, |event| match event {
-            Event::Closed => whole = true,
+            Event::Closed => closed = true,
             Event::Broken => broken = true,
             Event::Opened(_) | Event::Key(_) | Event::Scalar(_) => {}
         });
@@ -384,7 +386,7 @@ impl Finder {
             self.template = Some(vec![byte]);
         }
         match self.scanner.position() {
-            Position::Outside if !whole => {}
+            Position::Outside if !closed => {}
             Position::Outside => {
                 self.object.push(byte);
                 self.learn();

@@ -1,6 +1,6 @@
 //! The certain parts of an object whose shape is known: keys, punctuation, values without a choice.
 //!
-//! The output is followed through the shapes that the prompt asks for. Shapes that it contradicts
+//! The output is followed through the shapes that the prompt requests. Shapes that it contradicts
 //! are dropped; the proposal is the common prefix of the continuations by the remaining ones. It
 //! ends where the model is free.
 
@@ -101,7 +101,9 @@ impl Frames {
             Event::Closed => {
                 let frame = self.open.pop();
                 let form = frame.and_then(|frame| frame.live.first().map(|&(form, _)| form));
-                self.form = form.filter(|_| self.open.is_empty()).or(self.form);
+                if self.open.is_empty() {
+                    self.form = form.or(self.form);
+                }
             }
             Event::Broken => self.open.clear(),
         }
@@ -176,9 +178,9 @@ impl Text {
         if self.0.len() < PROPOSAL_MAX { Ok(()) } else { Err(Stop) }
     }
 
-    /// Appends the rest of `whole`, of which `begun` is there already.
-    fn finish(&mut self, whole: &str, begun: &[u8]) -> Written {
-        let rest = whole.as_bytes().strip_prefix(begun).and_then(|rest| std::str::from_utf8(rest).ok());
+    /// Appends the rest of `text`, of which `begun` is there already.
+    fn finish(&mut self, text: &str, begun: &[u8]) -> Written {
+        let rest = text.as_bytes().strip_prefix(begun).and_then(|rest| std::str::from_utf8(rest).ok());
         self.put(rest.ok_or(Stop)?)
     }
 
@@ -197,7 +199,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// True if every member has a line of its own.
+    /// True if every member stands on a separate line.
     fn is_tall(&self) -> bool {
         self.unit.is_some()
     }
@@ -217,7 +219,7 @@ impl Layout {
 
 impl Writer<'_> {
     /// The text that follows in the frame at `level`, and after it; `after`: an inner frame has
-    /// just been completed. Empty where the model is free; `None` if no shape of this form is left.
+    /// just been completed. Empty where the model is free; `None` if no shape of this form remains.
     fn from(&self, level: usize, form: Form, after: bool) -> Option<String> {
         let frame = self.skeleton.frames.open.get(level)?;
         let mut common: Option<String> = None;
@@ -417,8 +419,8 @@ impl Writer<'_> {
             }
             _ => {
                 // The whitespace may be a part of the next token.
-                let kept = text.0.trim_end().len();
-                text.0.truncate(kept);
+                let trimmed = text.0.trim_end().len();
+                text.0.truncate(trimmed);
                 Err(Stop)
             }
         }

@@ -122,7 +122,7 @@ impl Continuations {
         let mut nodes = Vec::new();
         let (mut group, mut chance, mut parent) = (self.all(), 1.0, None);
         for depth in 0..budget.min(AHEAD) {
-            // The most recent child comes first, and is kept unless another is more frequent.
+            // The most recent child comes first, and is chosen unless another is more frequent.
             let most = |best: Option<(TokenId, Group)>, child: (TokenId, Group)| {
                 Some(best.filter(|best| best.1.count_ones() >= child.1.count_ones()).unwrap_or(child))
             };
@@ -172,15 +172,15 @@ impl Continuations {
     /// whose latest position is the most recent first. Positions whose text has ended are in no
     /// group.
     fn children(&self, group: Group, depth: usize) -> impl Iterator<Item = (TokenId, Group)> {
-        let mut left = group;
+        let mut remaining = group;
         std::iter::from_fn(move || {
-            while let Some(newest) = left.checked_ilog2() {
+            while let Some(newest) = remaining.checked_ilog2() {
                 let Some(token) = self.token(newest, depth) else {
-                    left &= !(1 << newest);
+                    remaining &= !(1 << newest);
                     continue;
                 };
-                let child = self.carrying(token, left, depth);
-                left &= !child;
+                let child = self.carrying(token, remaining, depth);
+                remaining &= !child;
                 return Some((token, child));
             }
             None
@@ -189,10 +189,10 @@ impl Continuations {
 
     /// The positions of `group` where `token` is the token `depth` tokens later.
     fn carrying(&self, token: TokenId, group: Group, depth: usize) -> Group {
-        let (mut left, mut found) = (group, 0);
-        while left != 0 {
-            let index = left.trailing_zeros();
-            left &= left - 1;
+        let (mut remaining, mut found) = (group, 0);
+        while remaining != 0 {
+            let index = remaining.trailing_zeros();
+            remaining &= remaining - 1;
             found |= Group::from(self.token(index, depth) == Some(token)) << index;
         }
         found

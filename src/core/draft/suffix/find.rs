@@ -166,9 +166,9 @@ impl<'f, 'a> Spread<'f, 'a> {
     fn reach(&self, step: usize) -> usize {
         let mut reach = 0;
         for (lookup, interval) in self.lookups.iter().zip(&self.intervals) {
-            let left = interval.start.checked_sub(step);
-            let right = Some(interval.end + step - 1).filter(|&index| index < lookup.positions());
-            for index in [left, right].into_iter().flatten() {
+            let before = interval.start.checked_sub(step);
+            let after = Some(interval.end + step - 1).filter(|&index| index < lookup.positions());
+            for index in [before, after].into_iter().flatten() {
                 // A source that never agrees for longer need not be read.
                 if lookup.match_len() > reach {
                     reach = reach.max(lookup.shared(index));

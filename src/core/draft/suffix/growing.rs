@@ -63,7 +63,7 @@ impl Growing {
         Finder::new(self.sources(), &self.text)
     }
 
-    /// Bytes that it holds, itself included.
+    /// Bytes of the text and its runs, this value included.
     pub fn bytes(&self) -> usize {
         let text = self.text.capacity() * size_of::<TokenId>();
         let pieces = self.pieces.capacity() * size_of::<Piece>();

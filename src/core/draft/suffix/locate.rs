@@ -5,8 +5,8 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::TokenId;
-use super::order::{self, Run, STRIDE};
-use super::search::{self, Index, leading};
+use super::order::{self, Run};
+use super::search::{self, Index, STRIDE, leading};
 
 /// A text and its positions that can be found.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ impl<'a> Source<'a> {
         let text = self.text;
         let (order, top, at) = match &self.entries {
             Entries::Sorted(run) => {
-                (Cow::Borrowed(&*run.order), Some(&run.top), lower_bound(text, run, context, near))
+                (Cow::Borrowed(&*run.order), Some(&run.top), partition_point(text, run, context, near))
             }
             Entries::Tail(range) => (Cow::Owned(ranked(text, range.clone(), context)), None, 0),
         };
@@ -68,7 +68,7 @@ impl<'a> Source<'a> {
 }
 
 /// Index of the first entry that does not come before `context`; it is in `near`, or the one after.
-fn lower_bound(text: &[TokenId], run: &Run, context: &[TokenId], near: Range<usize>) -> usize {
+fn partition_point(text: &[TokenId], run: &Run, context: &[TokenId], near: Range<usize>) -> usize {
     let comes_before = |index: usize| {
         let position = run.order.get(index).map_or(0, |&position| position as usize);
         order::compare(order::before(text, position), context).is_lt()

@@ -10,17 +10,14 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::TokenId;
-use super::search::Index;
+use super::search::{Index, STRIDE};
 
 /// Contexts that agree for this many tokens count as equal.
 pub const DEPTH: usize = 64;
 /// The id between documents; no context crosses it.
 pub const SEPARATOR: TokenId = TokenId::MAX;
-/// Entries of an order per entry of its index. The index costs one byte per token; after a search
-/// in it, one cache line of the order is read, and the texts' memory latency is paid once.
-pub const STRIDE: usize = 8;
 
-/// Groups up to this size are sorted by comparing whole contexts.
+/// Groups up to this size are sorted by comparing complete contexts.
 const SMALL: usize = 16;
 /// Tokens that are compared at a time.
 const LANES: usize = 8;
@@ -137,8 +134,8 @@ fn refine(text: &[TokenId], entries: &mut [(u64, u32)], depth: usize) {
     }
 }
 
-/// Merges several orders of the same text. Each of them holds later positions than the one before
-/// it.
+/// Merges several orders of the same text. The positions of each are later than those of the one
+/// before it.
 pub(super) fn merged<'a>(text: &[TokenId], orders: &[&'a [u32]]) -> Cow<'a, [u32]> {
     match orders {
         [] => Cow::default(),
@@ -167,7 +164,7 @@ fn merged_two(text: &[TokenId], older: &[u32], newer: &[u32]) -> Vec<u32> {
     all
 }
 
-/// An order and its index. Its text is kept elsewhere.
+/// An order and its index, without the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub order: Box<[u32]>,

@@ -5,12 +5,13 @@
 //! And where every entry points to another part of a text, the entries that the next three halvings
 //! may reach are prefetched together.
 
-use super::order::STRIDE;
-
 /// Entries of a level for each of the next coarser one: two cache lines.
 const FAN: usize = 16;
 /// Number of entries that are prefetched at a time, plus one.
 const PARTS: usize = 8;
+/// Entries of an order per entry of its index. The index costs one byte per token; after a search
+/// in it, one cache line of the order is read, and the texts' memory latency is paid once.
+pub const STRIDE: usize = 8;
 
 /// Ascending numbers, with levels of every [`FAN`]th number of the level below, up to one of at
 /// most [`FAN`].
@@ -54,25 +55,25 @@ impl Index {
     }
 }
 
-/// Number of steps, of at most `limit`, that hold before the first that does not: exponential
-/// search, then division of the last stride. With at most [`STRIDE`] steps only the division is
-/// done. `touch` reads what `holds` is going to read.
-pub(super) fn leading(limit: usize, touch: impl Fn(usize), holds: impl Fn(usize) -> bool) -> usize {
+/// Number of steps, of at most `limit`, that satisfy `predicate` before the first that does not:
+/// exponential search, then division of the last stride. With at most [`STRIDE`] steps only the
+/// division is done. `touch` reads what `predicate` is going to read.
+pub(super) fn leading(limit: usize, touch: impl Fn(usize), predicate: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut step) = (0, if limit > STRIDE { 1 } else { limit + 1 });
-    while low + step <= limit && holds(low + step - 1) {
+    while low + step <= limit && predicate(low + step - 1) {
         low += step;
         step *= PARTS;
     }
-    within(low, (low + step - 1).min(limit), touch, holds)
+    within(low, (low + step - 1).min(limit), touch, predicate)
 }
 
-/// The first of the steps from `low` to `high` that does not hold; `high` if all do. Steps that
-/// hold precede those that do not.
+/// The first of the steps from `low` to `high` that does not satisfy `predicate`; `high` if all do.
+/// Steps that satisfy it precede those that do not.
 pub(super) fn within(
     mut low: usize,
     mut high: usize,
     touch: impl Fn(usize),
-    holds: impl Fn(usize) -> bool,
+    predicate: impl Fn(usize) -> bool,
 ) -> usize {
     while low < high {
         let (from, len) = (low, high - low);
@@ -81,7 +82,7 @@ pub(super) fn within(
         let (mut least, mut most) = (0, PARTS);
         while most - least > 1 {
             let part = least.midpoint(most);
-            if holds(border(part)) {
+            if predicate(border(part)) {
                 (low, least) = (border(part) + 1, part);
             } else {
                 (high, most) = (border(part), part);

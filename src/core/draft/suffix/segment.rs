@@ -36,7 +36,7 @@ pub struct Segment {
 
 impl Segment {
     /// Sorts documents: pairs of an id of the caller's (it need not be unique) and a text.
-    /// Documents beyond 2^32 tokens are left out.
+    /// Documents beyond 2^32 tokens are omitted.
     pub fn build(documents: &[(u64, &[TokenId])]) -> Self {
         let mut texts = Texts::for_documents(documents.iter().map(|(_, tokens)| tokens.len()));
         for (id, tokens) in documents {
@@ -46,35 +46,36 @@ impl Segment {
         texts.into_segment(order)
     }
 
-    /// Merges several segments, the oldest first, into one, without the documents for which `keep`
-    /// is false.
+    /// Merges several segments, the oldest first, into one, without the documents for which
+    /// `retain` is false.
     ///
     /// Time: linear in the tokens (times the logarithm of the number of segments). Memory while it
     /// runs: up to 8 bytes per token in addition to the old segments and the new one.
-    pub fn merge(segments: &[&Self], keep: impl Fn(u64) -> bool) -> Self {
-        let kept = |segment: &&Self| -> Vec<bool> {
-            segment.documents.iter().map(|document| keep(document.id)).collect()
+    pub fn merge(segments: &[&Self], retain: impl Fn(u64) -> bool) -> Self {
+        let retained = |segment: &&Self| -> Vec<bool> {
+            segment.documents.iter().map(|document| retain(document.id)).collect()
         };
-        let kept: Vec<Vec<bool>> = segments.iter().map(kept).collect();
-        let lengths = segments.iter().zip(&kept).flat_map(|(segment, kept)| {
-            let all = segment.documents.iter().zip(kept);
-            all.filter(|(_, kept)| **kept).map(|(document, _)| document.len as usize)
+        let retained: Vec<Vec<bool>> = segments.iter().map(retained).collect();
+        let lengths = segments.iter().zip(&retained).flat_map(|(segment, retained)| {
+            let all = segment.documents.iter().zip(retained);
+            all.filter(|(_, retained)| **retained).map(|(document, _)| document.len as usize)
         });
         let mut texts = Texts::for_documents(lengths);
-        let moved = |(segment, kept): (&&Self, Vec<bool>)| segment.moved_to(&mut texts, &kept);
-        let orders: Vec<Vec<u32>> = segments.iter().zip(kept).map(moved).collect();
+        let moved = |(segment, retained): (&&Self, Vec<bool>)| segment.moved_to(&mut texts, &retained);
+        let orders: Vec<Vec<u32>> = segments.iter().zip(retained).map(moved).collect();
         let orders: Vec<&[u32]> = orders.iter().map(Vec::as_slice).collect();
         let order = order::merged(&texts.text, &orders).into_owned();
         texts.into_segment(order)
     }
 
-    /// Adds the kept documents to `texts`; returns this segment's order in terms of the new text.
-    fn moved_to(&self, texts: &mut Texts, kept: &[bool]) -> Vec<u32> {
-        let new_start = |(document, &kept): (&Document, &bool)| {
+    /// Adds the retained documents to `texts`; returns this segment's order in terms of the new
+    /// text.
+    fn moved_to(&self, texts: &mut Texts, retained: &[bool]) -> Vec<u32> {
+        let new_start = |(document, &retained): (&Document, &bool)| {
             let tokens = self.text.get(document.range()).unwrap_or_default();
-            if kept { texts.add(document.id, tokens) } else { None }
+            if retained { texts.add(document.id, tokens) } else { None }
         };
-        let starts: Vec<Option<u32>> = self.documents.iter().zip(kept).map(new_start).collect();
+        let starts: Vec<Option<u32>> = self.documents.iter().zip(retained).map(new_start).collect();
         let moved = |&position: &u32| {
             let after = self.documents.partition_point(|document| document.start <= position);
             let index = after.checked_sub(1)?;
@@ -96,10 +97,10 @@ impl Segment {
         self.documents.iter().map(|document| document.len as usize).sum()
     }
 
-    /// Bytes that it holds, itself included.
+    /// Bytes of the texts and their order, this value included.
     pub fn bytes(&self) -> usize {
-        let held = size_of_val(&*self.text) + size_of_val(&*self.documents);
-        size_of::<Self>() + held + self.run.bytes()
+        let texts = size_of_val(&*self.text) + size_of_val(&*self.documents);
+        size_of::<Self>() + texts + self.run.bytes()
     }
 
     /// The source for a [`super::Finder`].
@@ -165,12 +166,12 @@ mod tests {
             parts in prop::collection::vec(brute::documents(7, 50), 0..5),
             evicted in prop::collection::vec(0_u64..4, 0..3),
         ) {
-            let keep = |id: u64| !evicted.contains(&id);
+            let retain = |id: u64| !evicted.contains(&id);
             let segments: Vec<Segment> =
                 parts.iter().map(|part| Segment::build(&brute::borrowed(part))).collect();
-            let merged = Segment::merge(&segments.iter().collect::<Vec<_>>(), keep);
-            let kept: Vec<_> = parts.concat().into_iter().filter(|(id, _)| keep(*id)).collect();
-            prop_assert_eq!(merged, Segment::build(&brute::borrowed(&kept)));
+            let merged = Segment::merge(&segments.iter().collect::<Vec<_>>(), retain);
+            let retained: Vec<_> = parts.concat().into_iter().filter(|(id, _)| retain(*id)).collect();
+            prop_assert_eq!(merged, Segment::build(&brute::borrowed(&retained)));
         }
     }
 
@@ -179,7 +180,7 @@ mod tests {
         let tokens: Vec<TokenId> = (0..100_000_u64).map(|at| (at * at % 977) as TokenId).collect();
         let segment = Segment::build(&[(1, &tokens)]);
         let levels = [12_500, 782, 49, 4];
-        assert_eq!(99_999_usize.div_ceil(order::STRIDE), levels[0]);
+        assert_eq!(99_999_usize.div_ceil(crate::draft::suffix::STRIDE), levels[0]);
         let order = 4 * 99_999 + 8 * levels.iter().sum::<usize>() + 3 * size_of::<Box<[u64]>>();
         assert_eq!(segment.bytes(), size_of::<Segment>() + 16 + 400_000 + order);
         assert_eq!(segment.tokens(), 100_000);

@@ -2,10 +2,10 @@
 //! the target chose another one.
 //!
 //! All of them are put in one form. Before anything is read, one child x of the position is chosen.
-//! Where the target's sample y is not x, x is kept with probability (R(x) − p(x)) / (1 − p(x)): so
-//! x results with probability R(x), which no rule sets below p(x), and every other token is scaled
-//! by (1 − R(x)) / (1 − p(x)). The distribution at that position differs from the target's by R(x)
-//! − p(x) in total variation. p is the *processed* distribution (temperature, penalties,
+//! Where the target's sample y is not x, x replaces it with probability (R(x) − p(x)) / (1 − p(x)):
+//! so x results with probability R(x), which no rule sets below p(x), and every other token is
+//! scaled by (1 − R(x)) / (1 − p(x)). The distribution at that position differs from the target's
+//! by R(x) − p(x) in total variation. p is the *processed* distribution (temperature, penalties,
 //! truncation).
 
 use crate::words::Dist;
@@ -17,7 +17,7 @@ const MIN_EARS: f64 = 0.01;
 /// the draft token; R: the probability with which the rule emits it; τ: the tolerance, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Rule {
-    /// Sample and match: the text has the target's own distribution.
+    /// Sample and match: the text has the target's distribution.
     #[default]
     Exact,
     /// EARS as published (arXiv 2512.13194, one-hot drafts): R = p + τ(1 − max p), where p is at
@@ -47,10 +47,10 @@ impl Rule {
         }
     }
 
-    /// The probability of keeping the token that `known` describes where the target chose another
-    /// one, (R − p) / (1 − p), at tolerance `tau`: the minimum over all distributions that the
-    /// bounds allow. `None` if too little is known.
-    pub fn keeps(self, known: &Known, tau: f64) -> Option<f64> {
+    /// The probability of replacing the target's sample by the token that `known` describes, (R −
+    /// p) / (1 − p), at tolerance `tau`: the minimum over all distributions that the known figures
+    /// allow. `None` if too little is known.
+    pub fn replacement_probability(self, known: &Known, tau: f64) -> Option<f64> {
         let Known { low, peak, entropy } = *known;
         if low <= 0.0 {
             return Some(0.0);
@@ -79,21 +79,21 @@ pub struct Known {
     pub low: f64,
     /// Maximum probability of the most probable token.
     pub peak: f64,
-    /// Entropy of the whole distribution, nats; `None` if not known.
+    /// Entropy of the complete distribution, nats; `None` if not known.
     pub entropy: Option<f64>,
 }
 
 impl Known {
-    /// The figures of a row for `token`, whose probability the backend may have reported separately
-    /// (`told`); `None` if the row does not bound that probability, or lists no token.
+    /// The figures of a row for `token`, whose probability the backend may have `reported`
+    /// separately; `None` if the row does not limit that probability, or lists no token.
     pub fn of(
         dist: &Dist,
         entropy: Option<f64>,
         token: crate::units::TokenId,
-        told: Option<f64>,
+        reported: Option<f64>,
     ) -> Option<Self> {
         let listed = || dist.top.iter().find(|entry| entry.0 == token).map(|entry| entry.1);
-        let low = told.or_else(listed).or(dist.complete.then_some(0.0))?;
+        let low = reported.or_else(listed).or(dist.complete.then_some(0.0))?;
         let (_, first) = dist.top.first()?;
         let known = dist.slack <= 0.0;
         Some(Self {
@@ -119,7 +119,7 @@ mod tests {
 
     /// R(x) where p(x) is known.
     fn relaxed(rule: Rule, p: f64, peak: f64, tau: f64) -> f64 {
-        p + rule.keeps(&known(p, peak), tau).expect("known") * (1.0 - p)
+        p + rule.replacement_probability(&known(p, peak), tau).expect("known") * (1.0 - p)
     }
 
     #[test]
@@ -144,10 +144,10 @@ mod tests {
     #[test]
     fn impossible_tokens_are_never_kept_and_unknown_ones_not_relaxed() {
         for rule in [Rule::Ears { kappa: 0.0 }, Rule::Ears { kappa: 0.3 }] {
-            assert_eq!(rule.keeps(&known(0.0, 0.5), 1.0), Some(0.0), "{rule:?}");
+            assert_eq!(rule.replacement_probability(&known(0.0, 0.5), 1.0), Some(0.0), "{rule:?}");
         }
         let dark = Known { entropy: None, ..known(0.2, 0.5) };
-        assert_eq!(Rule::Typical { epsilon: 0.09, delta: 0.3 }.keeps(&dark, 1.0), None);
+        assert_eq!(Rule::Typical { epsilon: 0.09, delta: 0.3 }.replacement_probability(&dark, 1.0), None);
     }
 
     #[test]
@@ -157,12 +157,12 @@ mod tests {
         for token in [1, 2] {
             let low = Known::of(&dist, None, token, None).expect("listed");
             for rule in rules {
-                let least = rule.keeps(&low, 0.5).expect("known");
-                // Every distribution that the bounds allow keeps at least as much.
+                let least = rule.replacement_probability(&low, 0.5).expect("known");
+                // No distribution within these figures has a smaller probability.
                 for step in 0..=20 {
                     let scale = 1.0 + 0.25 * f64::from(step) / 20.0;
                     let distribution = Known { low: low.low * scale, peak: 0.4 * scale, ..low };
-                    let own = rule.keeps(&distribution, 0.5).expect("known");
+                    let own = rule.replacement_probability(&distribution, 0.5).expect("known");
                     assert!(own >= least - 1e-12, "{rule:?} {token} {scale}: {own} {least}");
                 }
             }

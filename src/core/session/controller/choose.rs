@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::slot::{ModelDrafter, SessionDrafter, counted_for};
 use super::streak::Streak;
-use super::{CLASS_TOKENS, EVIDENCE, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController, Step};
+use super::{CLASS_TOKENS, EVIDENCE, NextStep, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController};
 use crate::control::costs::Basis;
 use crate::control::gates::{self, GateInputs};
 use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value};
@@ -30,17 +30,17 @@ type Offer = (Quote, Outlook);
 
 impl SpeculationController {
     /// Chooses the next step. The caller has checked that nothing forbids speculation.
-    pub fn choose(&mut self, output: &[TokenId], state: SessionState, now: Tick) -> Step {
+    pub fn choose(&mut self, output: &[TokenId], state: SessionState, now: Tick) -> NextStep {
         if let Some(fixed) = self.gamma_fixed {
             return self.forced(output, fixed, state);
         }
         self.feed(output, state.done, PROMPT_CHUNK_TOKENS);
         if self.slots.is_empty() {
-            return Step::Plain(PlainReason::NoDraft);
+            return NextStep::Plain(PlainReason::NoDraft);
         }
         let early = !state.speculating && state.done < self.not_before;
         if !self.caught_up(state.done) || early || self.has_lost() {
-            return Step::Plain(PlainReason::NoGain);
+            return NextStep::Plain(PlainReason::NoGain);
         }
         let control = Arc::clone(&self.control);
         control.with(|learnt| {
@@ -48,7 +48,7 @@ impl SpeculationController {
             let round_costs = self.round_costs(learnt, !state.speculating);
             let budget = self.budget(state, &round_costs, learnt);
             match gate {
-                Some(reason) => Step::Plain(reason),
+                Some(reason) => NextStep::Plain(reason),
                 None => self.weigh(&ChoiceInputs { state, budget, round_costs, learnt }),
             }
         })
@@ -71,8 +71,8 @@ impl SpeculationController {
         RoundCosts::new(learnt, self.way(), self.model.number, begins)
     }
 
-    /// The largest draft whose cost can be predicted and that keeps the client waiting no longer
-    /// than it may. No nodes at all if even an empty round would.
+    /// The largest draft whose cost can be predicted and that pauses the client's stream for at
+    /// most `max_gap`. No nodes at all if even an empty round takes longer.
     fn budget(&self, state: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
         let way = self.way();
         let sequences =
@@ -82,30 +82,30 @@ impl SpeculationController {
         Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: state.room.depth }
     }
 
-    fn weigh(&self, inputs: &ChoiceInputs<'_, '_>) -> Step {
+    fn weigh(&self, inputs: &ChoiceInputs<'_, '_>) -> NextStep {
         let ChoiceInputs { state, budget, .. } = *inputs;
         if budget.nodes == 0 && state.room.nodes > 0 {
-            return Step::Plain(PlainReason::MaxGap);
+            return NextStep::Plain(PlainReason::MaxGap);
         }
         let (mut draft, lookup) = self.lookup_offer(inputs);
-        let (asks, model) = self.model_drafter_offer(inputs);
+        let (queries_model, model) = self.model_drafter_offer(inputs);
         match (lookup, model) {
             (Some((lookup, known)), Some((model, other))) => {
                 let rate = known.rate().max(other.rate());
                 if model.surplus(rate) > lookup.surplus(rate) {
-                    return Step::Draft(model.nodes);
+                    return NextStep::Draft(model.nodes);
                 }
                 draft.truncate(lookup.nodes);
-                Step::Verify(draft)
+                NextStep::Verify(draft)
             }
-            (None, Some((model, _))) => Step::Draft(model.nodes),
+            (None, Some((model, _))) => NextStep::Draft(model.nodes),
             (Some((lookup, _)), None) => {
                 draft.truncate(lookup.nodes);
-                Step::Verify(draft)
+                NextStep::Verify(draft)
             }
-            (None, None) if draft.is_empty() && !asks => Step::Plain(PlainReason::NoDraft),
-            (None, None) if self.refused(inputs.learnt) => Step::Plain(PlainReason::GateAcceptance),
-            (None, None) => Step::Plain(PlainReason::NoGain),
+            (None, None) if draft.is_empty() && !queries_model => NextStep::Plain(PlainReason::NoDraft),
+            (None, None) if self.refused(inputs.learnt) => NextStep::Plain(PlainReason::GateAcceptance),
+            (None, None) => NextStep::Plain(PlainReason::NoGain),
         }
     }
 
@@ -177,7 +177,7 @@ impl SpeculationController {
         }
     }
 
-    /// The rounds of the drafter in this slot: the session's own, combined with those of its class.
+    /// The rounds of the drafter in this slot: this session's, combined with those of its class.
     fn value(&self, slot: &SessionDrafter, round_costs: &RoundCosts, learnt: &Measurements) -> Value {
         let class = Class::new(slot.id, self.bucket, self.kind);
         let others = learnt.classes.of(class).map(|rounds| round_costs.value(&rounds)).unwrap_or_default();
@@ -185,7 +185,7 @@ impl SpeculationController {
         round_costs.value(&slot.rounds).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
     }
 
-    /// Projected speedup for an output of `tokens` tokens, by its own virtual rounds with the best
+    /// Projected speedup for an output of `tokens` tokens, by the virtual rounds of the best
     /// drafter: 1 where it would not have been speculated on. Also its basis. `None` if there were
     /// too few rounds.
     pub fn projected_speedup(&self, tokens: usize) -> Option<(f64, Basis)> {
@@ -214,15 +214,17 @@ impl SpeculationController {
     }
 
     /// `gamma.fixed`: a draft of at most `fixed` nodes, whatever it may yield.
-    fn forced(&mut self, output: &[TokenId], fixed: usize, state: SessionState) -> Step {
+    fn forced(&mut self, output: &[TokenId], fixed: usize, state: SessionState) -> NextStep {
         self.feed(output, state.done, usize::MAX);
         let nodes = fixed.min(state.room.nodes).min(self.room());
         let budget = Budget { nodes, depth: state.room.depth };
         let gamma = nodes.min(budget.depth);
         if gamma > 0 && self.model().is_some_and(|(slot, _)| slot.health.is_well(state.done)) {
-            return Step::Draft(gamma);
+            return NextStep::Draft(gamma);
         }
-        Step::Verify(self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree)
+        NextStep::Verify(
+            self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree,
+        )
     }
 
     /// The draft to verify once the model drafter has answered: merged with the drafts of the

@@ -1,4 +1,4 @@
-//! Shadow passes of the model drafter: its own choices, requested during plain decoding.
+//! Shadow passes of the model drafter: its choices, requested during plain decoding.
 
 use super::{EVIDENCE, SpeculationController, score};
 use crate::control::{Measurements, Quote, Round, RoundCosts};
@@ -81,7 +81,7 @@ impl SpeculationController {
         })
     }
 
-    /// Takes a shadow pass of `seconds`: the model drafter's own choices at the output positions
+    /// Takes a shadow pass of `seconds`: the model drafter's choices at the output positions
     /// `from..`, `None` where its choice is no token of the target's.
     pub fn shadowed(
         &mut self,

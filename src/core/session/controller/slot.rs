@@ -14,14 +14,14 @@ const FAULTS_MAX: u32 = 5;
 pub(super) struct SessionDrafter {
     /// The identity that its votes carry.
     pub id: DrafterId,
-    pub kind: Kind,
+    pub kind: DrafterKind,
     /// The last rounds that are counted for it, real and virtual.
     pub rounds: Rounds,
     pub health: Health,
 }
 
 /// The way a drafter is queried.
-pub(super) enum Kind {
+pub(super) enum DrafterKind {
     /// It answers at once, inside the session.
     Inline(Box<dyn Lookup>),
     /// It is queried by an action, and answers by an event.
@@ -59,7 +59,7 @@ impl Health {
 }
 
 impl SessionDrafter {
-    fn new(id: DrafterId, kind: Kind) -> Self {
+    fn new(id: DrafterId, kind: DrafterKind) -> Self {
         Self { id, kind, rounds: Rounds::remembering(super::MEMORY), health: Health::default() }
     }
 
@@ -70,41 +70,41 @@ impl SessionDrafter {
             let number = slots.iter().filter(|slot| slot.id.source == spec.source()).count();
             let id = DrafterId { source: spec.source(), number: number as u8 };
             if let Some(lookup) = spec.build(id, &rules.shared) {
-                slots.push(Self::new(id, Kind::Inline(lookup)));
+                slots.push(Self::new(id, DrafterKind::Inline(lookup)));
             }
         }
         if let Some(number) = rules.model {
             let drafter = ModelDrafter { shadow: ShadowSchedule::new(), warm: false, explored: false };
-            slots.push(Self::new(DrafterId::model(number), Kind::ModelDrafter(drafter)));
+            slots.push(Self::new(DrafterId::model(number), DrafterKind::ModelDrafter(drafter)));
         }
         slots
     }
 
     pub fn lookup(&self) -> Option<&dyn Lookup> {
         match &self.kind {
-            Kind::Inline(lookup) => Some(lookup.as_ref()),
-            Kind::ModelDrafter(_) => None,
+            DrafterKind::Inline(lookup) => Some(lookup.as_ref()),
+            DrafterKind::ModelDrafter(_) => None,
         }
     }
 
     pub fn lookup_mut(&mut self) -> Option<&mut dyn Lookup> {
         match &mut self.kind {
-            Kind::Inline(lookup) => Some(lookup.as_mut()),
-            Kind::ModelDrafter(_) => None,
+            DrafterKind::Inline(lookup) => Some(lookup.as_mut()),
+            DrafterKind::ModelDrafter(_) => None,
         }
     }
 
     pub fn model_drafter(&self) -> Option<&ModelDrafter> {
         match &self.kind {
-            Kind::ModelDrafter(drafter) => Some(drafter),
-            Kind::Inline(_) => None,
+            DrafterKind::ModelDrafter(drafter) => Some(drafter),
+            DrafterKind::Inline(_) => None,
         }
     }
 
     pub fn model_drafter_mut(&mut self) -> Option<&mut ModelDrafter> {
         match &mut self.kind {
-            Kind::ModelDrafter(drafter) => Some(drafter),
-            Kind::Inline(_) => None,
+            DrafterKind::ModelDrafter(drafter) => Some(drafter),
+            DrafterKind::Inline(_) => None,
         }
     }
 }

@@ -1,38 +1,38 @@
 //! Decides if the session may speculate now. The controller decides if it pays.
 
 use super::Session;
-use super::flight::Asked;
+use super::flight::PlainScope;
 use crate::draft::{Budget, Tree};
 use crate::session::Doubted;
 use crate::session::accept::Walk;
-use crate::session::controller::{SessionState, Step};
+use crate::session::controller::{NextStep, SessionState};
 use crate::session::start::Permission;
 use crate::units::{Tick, TokenId};
 use crate::words::PlainReason;
 
 impl<W: Walk> Session<W> {
-    pub(super) fn step(&mut self, speculating: bool, now: Tick) -> Step {
+    pub(super) fn step(&mut self, speculating: bool, now: Tick) -> NextStep {
         if let Some(reason) = self.forbidden(now) {
-            return Step::Plain(reason);
+            return NextStep::Plain(reason);
         }
         let state = self.state(speculating);
         if state.room.depth == 0 && self.rules.gamma_fixed.is_none() {
             // The last token is not worth a switch either way, and does not change the reason for
             // the plain tokens before it.
             let before = self.summary.reason.unwrap_or(PlainReason::NoGain);
-            return if speculating { Step::Verify(Tree::default()) } else { Step::Plain(before) };
+            return if speculating { NextStep::Verify(Tree::default()) } else { NextStep::Plain(before) };
         }
         match self.controller.choose(self.output.tokens(), state, now) {
-            Step::Plain(reason) => Step::Plain(reason),
+            NextStep::Plain(reason) => NextStep::Plain(reason),
             // Only where it is what prevents a round: it passes with the next tokens.
-            _ if self.is_held_back() => Step::Plain(PlainReason::HeldBackText),
+            _ if self.is_text_withheld() => NextStep::Plain(PlainReason::HeldBackText),
             step => step,
         }
     }
 
     /// True if the backend of the first plain request has not sent all the text of its tokens.
-    fn is_held_back(&self) -> bool {
-        self.flight.plain.is_some_and(|plain| plain.asked == Asked::Whole) && !self.output.level()
+    fn is_text_withheld(&self) -> bool {
+        self.flight.plain.is_some_and(|plain| plain.scope == PlainScope::Client) && !self.output.level()
     }
 
     pub(super) fn state(&self, speculating: bool) -> SessionState {
@@ -57,7 +57,7 @@ impl<W: Walk> Session<W> {
             return Some(reason);
         }
         let forced = self.rules.gamma_fixed.is_some();
-        if let Some(reason) = self.closed.filter(|&reason| !forced || reason.holds_when_forced()) {
+        if let Some(reason) = self.closed.filter(|&reason| !forced || reason.applies_when_forced()) {
             return Some(reason);
         }
         if self.rules.holdback && !forced {
@@ -66,7 +66,7 @@ impl<W: Walk> Session<W> {
         if self.rules.methods.is_empty() {
             return Some(PlainReason::NoVerifyMethod);
         }
-        if self.bound {
+        if self.constrained {
             return Some(PlainReason::Grammar);
         }
         if self.doubt == Some(Doubted::Parser) {
@@ -75,11 +75,11 @@ impl<W: Walk> Session<W> {
         if !self.trusted() {
             return Some(PlainReason::UntrustedIds);
         }
-        if self.pause.is_some_and(|until| now < until) {
+        if self.backoff.until.is_some_and(|until| now < until) {
             return Some(PlainReason::RetryAfter);
         }
-        if self.output.tokens().len() < self.fault_until {
-            return Some(self.fault_reason);
+        if self.output.tokens().len() < self.backoff.until_tokens {
+            return self.backoff.reason;
         }
         if self.context() + 1 > self.rules.context_max {
             return Some(PlainReason::ContextTooLong);

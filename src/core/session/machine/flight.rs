@@ -4,12 +4,12 @@ use crate::draft::Tree;
 use crate::session::ActionId;
 use crate::units::Tick;
 
-/// The tokens that a plain request asks for.
+/// The tokens that a plain request covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
-    /// The client's own request; the backend's own text goes out.
-    Whole,
-    /// The first token of the client's own request.
+pub(super) enum PlainScope {
+    /// The client's request, whose text the backend writes.
+    Client,
+    /// The first token of the client's request.
     FirstToken,
     /// The rest of the output, by ids.
     Rest,
@@ -19,7 +19,7 @@ pub(super) enum Asked {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainFlight {
     pub id: ActionId,
-    pub asked: Asked,
+    pub scope: PlainScope,
     /// Maximum tokens requested (continued plain requests).
     pub most: u32,
     /// Tokens so far.
@@ -72,7 +72,7 @@ pub(super) struct Verifying {
 
 /// The kind of action that an id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ActionKind {
     Plain,
     Draft,
     Shadow,
@@ -90,16 +90,16 @@ pub(super) struct Flight {
 
 impl Flight {
     /// Every action in flight, in the order in which they are cancelled at the end.
-    fn all(&self) -> impl Iterator<Item = (ActionId, Kind)> {
-        let plain = self.plain.as_ref().map(|plain| (plain.id, Kind::Plain));
-        let draft = self.draft.as_ref().map(|draft| (draft.id, Kind::Draft));
-        let call = self.call.as_ref().map(|call| (call.id, Kind::Verify));
-        let shadow = self.shadow.as_ref().map(|shadow| (shadow.id, Kind::Shadow));
+    fn all(&self) -> impl Iterator<Item = (ActionId, ActionKind)> {
+        let plain = self.plain.as_ref().map(|plain| (plain.id, ActionKind::Plain));
+        let draft = self.draft.as_ref().map(|draft| (draft.id, ActionKind::Draft));
+        let call = self.call.as_ref().map(|call| (call.id, ActionKind::Verify));
+        let shadow = self.shadow.as_ref().map(|shadow| (shadow.id, ActionKind::Shadow));
         plain.into_iter().chain(draft).chain(call).chain(shadow)
     }
 
     /// The kind of the action that `id` names, if it is in flight.
-    pub fn kind(&self, id: ActionId) -> Option<Kind> {
+    pub fn kind(&self, id: ActionId) -> Option<ActionKind> {
         self.all().find(|action| action.0 == id).map(|action| action.1)
     }
 
@@ -142,7 +142,10 @@ mod tests {
         flight.draft = Some(Drafting { id: ActionId(4), since, gamma: 4, until: Tick(70) });
         assert_eq!(flight.deadline(), Some(Tick(70)));
         let kinds = [1, 2, 3, 4].map(|id| flight.kind(ActionId(id)));
-        assert_eq!(kinds, [Some(Kind::Shadow), None, Some(Kind::Verify), Some(Kind::Draft)]);
+        assert_eq!(
+            kinds,
+            [Some(ActionKind::Shadow), None, Some(ActionKind::Verify), Some(ActionKind::Draft)]
+        );
         assert_eq!(flight.land(), [ActionId(4), ActionId(3), ActionId(1)]);
         assert_eq!((flight.deadline(), flight.kind(ActionId(3))), (None, None));
     }

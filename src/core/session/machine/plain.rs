@@ -3,16 +3,16 @@
 
 use std::time::Duration;
 
-use super::Session;
-use super::flight::{Asked, PlainFlight};
+use super::flight::{PlainFlight, PlainScope};
+use super::{Interruptions, Session};
 use crate::control::Awaited;
 use crate::session::accept::Walk;
-use crate::session::controller::Step;
+use crate::session::controller::NextStep;
 use crate::session::{Action, Doubted, Event, Fault, Finish, Parsed, PlainRequest, Tail};
 use crate::units::{Tick, TokenId};
 use crate::words::PlainReason;
 
-/// Longest pause asked for by the backend that a session without a plain request waits for.
+/// Longest pause requested by the backend that a session without a plain request waits for.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Maximum consecutive pauses that it waits for.
 const PAUSES_MAX: u32 = 6;
@@ -31,12 +31,14 @@ impl<W: Walk> Session<W> {
                 self.controller.observe_proposal(&proposal, self.output.tokens().len());
             }
             Event::Doubt => self.doubts(Doubted::Prompt),
-            Event::Rendered { prompt, bound } => {
+            Event::Rendered { prompt, constrained } => {
                 self.know_prompt(prompt);
-                self.bound = bound;
+                self.constrained = constrained;
             }
             Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
-            Event::Fault(Fault::RetryAfter(pause)) if plain.asked == Asked::Rest => self.wait(pause, now),
+            Event::Fault(Fault::RetryAfter(pause)) if plain.scope == PlainScope::Rest => {
+                self.wait(pause, now)
+            }
             Event::Fault(_) => self.plain_broke(plain, now),
             Event::Draft(_)
             | Event::Shadow(_)
@@ -79,7 +81,7 @@ impl<W: Walk> Session<W> {
         }
         let plain = self.timed(plain, count, now);
         self.watch_marks(&tokens);
-        if plain.asked == Asked::Whole {
+        if plain.scope == PlainScope::Client {
             let delta = self.output.plain(tokens, parsed, tail == Tail::Stop);
             self.watch_parser(false);
             self.brought(delta, Action::Passed);
@@ -90,11 +92,10 @@ impl<W: Walk> Session<W> {
         if count == 0 {
             return;
         }
-        (self.broken, self.pauses) = (0, 0);
+        self.interruptions = Interruptions::default();
         if self.output.finish().is_some() {
-            // The first plain request ends by the backend's own final event, with the reason in
-            // that.
-            if plain.asked != Asked::Whole {
+            // The first plain request ends by the backend's final event, which carries the reason.
+            if plain.scope != PlainScope::Client {
                 self.finish(self.output.finish());
             }
             return;
@@ -106,10 +107,10 @@ impl<W: Walk> Session<W> {
             return;
         }
         match self.step(false, now) {
-            Step::Plain(reason) if plain.asked == Asked::FirstToken => {
+            NextStep::Plain(reason) if plain.scope == PlainScope::FirstToken => {
                 self.decode_plainly(reason, false, now);
             }
-            Step::Plain(reason) => {
+            NextStep::Plain(reason) => {
                 self.summary.reason = Some(reason);
                 self.shadow_pass(now);
             }
@@ -151,7 +152,7 @@ impl<W: Walk> Session<W> {
                         .control()
                         .with(|learnt| learnt.note_plain(now.seconds_since(last), tokens, now));
                 }
-                None if plain.asked != Asked::Rest => self.first_token(now.seconds_since(plain.since)),
+                None if plain.scope != PlainScope::Rest => self.first_token(now.seconds_since(plain.since)),
                 None => {
                     let seconds = now.seconds_since(plain.since);
                     self.controller.continued(seconds, tokens, plain.after_rounds, now);
@@ -177,42 +178,44 @@ impl<W: Walk> Session<W> {
         if self.controller.has_read() {
             self.drop_shadow();
         }
-        if plain.asked == Asked::Whole {
-            let held = self.output.take_over();
-            self.emit(held);
+        if plain.scope == PlainScope::Client {
+            let withheld = self.output.take_over();
+            self.emit(withheld);
         }
     }
 
     pub(super) fn plain_ended(&mut self, plain: PlainFlight, finish: Finish, now: Tick) {
         self.flight.plain = None;
-        if plain.asked == Asked::Whole {
+        if plain.scope == PlainScope::Client {
             if self.summary.reason == Some(PlainReason::NoGain) && !self.trusted() {
                 self.summary.reason = Some(PlainReason::UntrustedIds);
             }
             self.watch_parser(true);
             let alike = self.doubt.is_none() && self.output.level();
-            self.summary.parsed = self.output.parts().filter(|_| alike);
+            if alike {
+                self.summary.parsed = self.output.parts();
+            }
             return self.finish(Some(finish));
         }
         if finish == Finish::Length && plain.brought >= plain.most {
             return match self.step(false, now) {
-                Step::Plain(reason) => self.decode_plainly(reason, false, now),
+                NextStep::Plain(reason) => self.decode_plainly(reason, false, now),
                 step => {
                     self.controller.enter(now);
                     self.take_step(step, now, now);
                 }
             };
         }
-        let held = self.output.end(finish);
-        self.emit(held);
+        let withheld = self.output.end(finish);
+        self.emit(withheld);
         self.finish(self.output.finish());
     }
 
     /// True if the output can go on exactly from its tokens after the plain request in flight.
     fn goes_on_from(&self, plain: PlainFlight) -> bool {
-        let exact = self.trusted() && !self.bound && !self.rules.methods.is_empty();
-        let possible = plain.asked != Asked::Whole || (exact && self.output.level());
-        possible && self.broken == 0 && !self.output.tokens().is_empty()
+        let exact = self.trusted() && !self.constrained && !self.rules.methods.is_empty();
+        let possible = plain.scope != PlainScope::Client || (exact && self.output.level());
+        possible && self.interruptions.broken == 0 && !self.output.tokens().is_empty()
     }
 
     /// True if the output can go on exactly from its tokens, should the plain request in flight
@@ -231,21 +234,21 @@ impl<W: Walk> Session<W> {
     pub(super) fn plain_broke(&mut self, plain: PlainFlight, now: Tick) {
         let goes_on = self.goes_on_from(plain);
         self.flight.plain = None;
-        self.broken += 1;
+        self.interruptions.broken += 1;
         if !goes_on {
             return self.finish(None);
         }
-        if plain.asked == Asked::Whole {
+        if plain.scope == PlainScope::Client {
             if self.output.finish().is_some() {
                 return self.finish(self.output.finish());
             }
-            let held = self.output.take_over();
-            self.emit(held);
+            let withheld = self.output.take_over();
+            self.emit(withheld);
         }
         self.decode_plainly(PlainReason::UpstreamError, false, now);
     }
 
-    /// Continues plainly from the whole context, by token ids.
+    /// Continues plainly from the complete context, by token ids.
     pub(super) fn decode_plainly(&mut self, reason: PlainReason, after_rounds: bool, now: Tick) {
         self.summary.reason = Some(reason);
         let slow = self.controller.control().with(|learnt| learnt.costs.cancels_slowly());
@@ -258,21 +261,21 @@ impl<W: Walk> Session<W> {
         {
             presence.awaits(Awaited::Continuation);
         }
-        let asked = Asked::Rest;
+        let scope = PlainScope::Rest;
         self.flight.plain =
-            Some(PlainFlight { id, asked, most, brought: 0, since: now, last: None, after_rounds });
+            Some(PlainFlight { id, scope, most, brought: 0, since: now, last: None, after_rounds });
     }
 
-    /// The backend asked for a pause and nothing else is in flight: waits for its end, if it is
+    /// The backend requested a pause and nothing else is in flight: waits for its end, if it is
     /// short.
     pub(super) fn wait(&mut self, pause: Duration, now: Tick) {
         self.flight.plain = None;
-        self.pauses += 1;
-        if pause > PAUSE_MAX || self.pauses > PAUSES_MAX {
+        self.interruptions.pauses += 1;
+        if pause > PAUSE_MAX || self.interruptions.pauses > PAUSES_MAX {
             return self.finish(None);
         }
-        self.pause = Some(now.after(pause));
+        self.backoff.until = Some(now.after(pause));
         self.summary.reason = Some(PlainReason::RetryAfter);
-        self.wait = Some(now.after(pause));
+        self.resume_at = Some(now.after(pause));
     }
 }

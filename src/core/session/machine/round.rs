@@ -8,7 +8,7 @@ use super::flight::{Drafting, Verifying};
 use crate::control::Presence;
 use crate::draft::Tree;
 use crate::session::accept::{Accepted, Judged, Walk};
-use crate::session::controller::{Step, Took};
+use crate::session::controller::{NextStep, Took};
 use crate::session::{Action, Event, Fault, Judging};
 use crate::units::Tick;
 use crate::words::{PlainReason, Put, VerifyResult};
@@ -21,23 +21,23 @@ const PATIENCE_PACE: f64 = 1.0;
 
 impl<W: Walk> Session<W> {
     /// Executes a step of the controller. `began` is the start of the round, for its cost.
-    pub(super) fn take_step(&mut self, step: Step, began: Tick, now: Tick) {
+    pub(super) fn take_step(&mut self, step: NextStep, began: Tick, now: Tick) {
         match step {
-            Step::Plain(reason) => {
+            NextStep::Plain(reason) => {
                 self.controller.leave(self.output.tokens().len(), now);
                 if let Some(presence) = &mut self.presence {
                     presence.speculates(false);
                 }
                 self.decode_plainly(reason, true, now);
             }
-            Step::Draft(gamma) => {
+            NextStep::Draft(gamma) => {
                 self.drop_shadow();
                 let min_survival = self.controller.min_worth(gamma);
                 let id = self.act(Action::Draft { gamma, min_survival });
                 let until = now.after(self.patience());
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
-            Step::Verify(draft) => {
+            NextStep::Verify(draft) => {
                 self.verify(draft, 0, began, now);
                 // Where other drafters pay from the first tokens on, the model would never read
                 // the prompt.
@@ -53,24 +53,24 @@ impl<W: Walk> Session<W> {
     /// delay it.
     fn patience(&self) -> Duration {
         if !self.controller.has_read() {
-            return self.rules.draft_timeout.unwrap_or(self.rules.verify_timeout);
+            return self.rules.timeouts.draft.unwrap_or(self.rules.timeouts.verify);
         }
-        let own = || {
+        let by_pace = || {
             if self.rules.gamma_fixed.is_some() {
-                return self.rules.verify_timeout;
+                return self.rules.timeouts.verify;
             }
             let pace = self.controller.control().with(|learnt| learnt.costs.plain_token_expected());
             Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
         };
-        self.rules.draft_timeout.unwrap_or_else(own)
+        self.rules.timeouts.draft.unwrap_or_else(by_pace)
     }
 
     /// The draft is too late for its round, which goes on with the drafts of the lookups, if there
-    /// are any. The drafter is queried again for the next round that it is expected to be worth;
-    /// one that took as long as the timeout of a verify request is considered hung, and is not
-    /// queried for a while.
+    /// are any. The drafter is queried for the next round that it is expected to be worth; one that
+    /// took as long as the timeout of a verify request is considered hung, and is not queried for a
+    /// while.
     pub(super) fn draft_late(&mut self, late: Drafting, now: Tick) {
-        let hangs = now >= late.since.after(self.rules.verify_timeout);
+        let hangs = now >= late.since.after(self.rules.timeouts.verify);
         if hangs || !self.controller.has_read() {
             self.controller.model_failed(self.output.tokens().len());
         }
@@ -96,7 +96,7 @@ impl<W: Walk> Session<W> {
             presence.calls(draft.len());
         }
         let id = self.act(Action::Verify(draft.clone(), method));
-        let until = now.after(self.rules.verify_timeout);
+        let until = now.after(self.rules.timeouts.verify);
         let tolerance = self.tolerance();
         self.flight.call = Some(Verifying { id, until, began, draft, modelled, position, tolerance });
     }
@@ -157,16 +157,16 @@ impl<W: Walk> Session<W> {
         };
         if let Err(Fault::RetryAfter(pause)) = answer {
             // The engine accepts no more of them.
-            self.pause = Some(now.after(pause));
+            self.backoff.until = Some(now.after(pause));
         }
         let Some(call) = self.flight.call.take() else { return };
         match answer {
             Ok(result) => self.judged(call, &result, now),
-            Err(Fault::RetryAfter(_)) => self.take_step(Step::Plain(PlainReason::RetryAfter), now, now),
+            Err(Fault::RetryAfter(_)) => self.take_step(NextStep::Plain(PlainReason::RetryAfter), now, now),
             // The context only grows, so no later round will fit.
             Err(Fault::TooLong) => {
                 self.plain_after_fault(PlainReason::ContextTooLong, now);
-                self.fault_until = usize::MAX;
+                self.backoff.until_tokens = usize::MAX;
             }
             Err(_) => self.verify_failed(now),
         }
@@ -189,9 +189,9 @@ impl<W: Walk> Session<W> {
             draft.truncate(put.nodes);
         }
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
-        let kept = accepted.nodes.iter().filter(|node| **node < draft.len()).count().min(delta.tokens.len());
+        let sent = accepted.nodes.iter().filter(|node| **node < draft.len()).count().min(delta.tokens.len());
         let (drafted, depth) = (draft.len() as u32, draft.depth() as u32);
-        self.summary.round(Judging { call: id, drafted, accepted: kept as u32, depth });
+        self.summary.round(Judging { call: id, drafted, accepted: sent as u32, depth });
         self.summary.drift = self.judge.ledger();
         self.emit(delta);
         self.controller.round(&draft, &accepted, modelled, now);
@@ -241,7 +241,7 @@ impl<W: Walk> Session<W> {
     /// expected to take long concurrent with others, the cause is load; else it is a fault.
     pub(super) fn verify_late(&mut self, late: &Verifying, now: Tick) {
         let (position, nodes) = (late.position, late.draft.len());
-        if !self.controller.is_busy(position, nodes, self.rules.verify_timeout) {
+        if !self.controller.is_busy(position, nodes, self.rules.timeouts.verify) {
             return self.verify_failed(now);
         }
         self.controller.verify_late(position, nodes, now.seconds_since(late.began), now);
@@ -249,8 +249,8 @@ impl<W: Walk> Session<W> {
     }
 
     pub(super) fn plain_after_fault(&mut self, reason: PlainReason, now: Tick) {
-        self.fault_reason = reason;
-        self.fault_until = self.controller.not_before().max(self.output.tokens().len() + 1);
-        self.take_step(Step::Plain(reason), now, now);
+        self.backoff.reason = Some(reason);
+        self.backoff.until_tokens = self.controller.not_before().max(self.output.tokens().len() + 1);
+        self.take_step(NextStep::Plain(reason), now, now);
     }
 }

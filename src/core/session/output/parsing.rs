@@ -23,19 +23,19 @@ impl Extent {
         }
     }
 
-    /// The parts of `whole` beyond this extent.
-    fn rest(&self, whole: &Parsed) -> Parsed {
+    /// The parts of `all` beyond this extent.
+    fn rest(&self, all: &Parsed) -> Parsed {
         let from = |text: &str, at: usize| text.get(at..).unwrap_or_default().to_owned();
-        let calls = whole.calls.iter().enumerate().filter_map(|(place, call)| {
-            let sent = self.calls.get(place).copied();
+        let calls = all.calls.iter().enumerate().filter_map(|(index, call)| {
+            let sent = self.calls.get(index).copied();
             let arguments = from(&call.arguments, sent.unwrap_or(0));
             let (name, id) = if sent.is_none() { (call.name.clone(), call.id.clone()) } else { (None, None) };
             let is_new = name.is_some() || !arguments.is_empty();
             is_new.then_some(CallDelta { index: call.index, id, name, arguments })
         });
         Parsed {
-            reasoning: from(&whole.reasoning, self.reasoning),
-            text: from(&whole.text, self.text),
+            reasoning: from(&all.reasoning, self.reasoning),
+            text: from(&all.text, self.text),
             calls: calls.collect(),
         }
     }
@@ -44,12 +44,12 @@ impl Extent {
 /// The parser of one output, and the parts of it so far.
 pub(super) struct Parsing {
     parser: Box<dyn Parse>,
-    own: Parsed,
+    local: Parsed,
     /// The parts that the backend sent during the first plain request; empty after it.
     backend: Parsed,
-    /// The parts of `backend` that were compared with `own`.
+    /// The parts of `backend` that were compared with `local`.
     compared: Extent,
-    /// The parts of `own` that the client has received.
+    /// The parts of `local` that the client has received.
     sent: Extent,
 }
 
@@ -57,7 +57,7 @@ impl Parsing {
     pub(super) fn new(parser: Box<dyn Parse>) -> Self {
         Self {
             parser,
-            own: Parsed::default(),
+            local: Parsed::default(),
             backend: Parsed::default(),
             compared: Extent::default(),
             sent: Extent::default(),
@@ -67,13 +67,13 @@ impl Parsing {
     /// Adds a token and the text that became certain with it.
     pub(super) fn push(&mut self, token: TokenId, text: &str) {
         let parsed = self.parser.push(token, text);
-        self.own.append(parsed);
+        self.local.append(parsed);
     }
 
     /// Ends the output.
     pub(super) fn finish(&mut self) {
-        let held = self.parser.finish();
-        self.own.append(held);
+        let rest = self.parser.finish();
+        self.local.append(rest);
     }
 
     /// Tokens so far that the backend counts as reasoning.
@@ -83,46 +83,46 @@ impl Parsing {
 
     /// The kinds of parts so far.
     pub(super) fn parts(&self) -> PartsSeen {
-        PartsSeen { reasoning: !self.own.reasoning.is_empty(), calls: self.has_called() }
+        PartsSeen { reasoning: !self.local.reasoning.is_empty(), calls: self.has_called() }
     }
 
     /// True if there is a tool call in the output.
     pub(super) fn has_called(&self) -> bool {
-        !self.own.calls.is_empty()
+        !self.local.calls.is_empty()
     }
 
-    /// Adds what the backend has sent. Returns true if each part of it is the beginning of our own,
-    /// or the other way round.
+    /// Adds what the backend has sent. Returns true if each part of it is the beginning of the
+    /// local one, or the other way round.
     pub(super) fn agrees(&mut self, sent: Parsed) -> bool {
         self.backend.append(sent);
-        let (own, backend, compared) = (&self.own, &self.backend, &mut self.compared);
-        compared.calls.resize(own.calls.len().min(backend.calls.len()), 0);
-        let calls = own.calls.iter().zip(&backend.calls).zip(&mut compared.calls);
-        let mut same = same_part(&own.reasoning, &backend.reasoning, &mut compared.reasoning)
-            && same_part(&own.text, &backend.text, &mut compared.text);
-        for ((own, theirs), compared) in calls {
-            // Where the model writes no id, the server makes one of its own.
-            same &= own.id.is_none() || own.id == theirs.id;
-            same &= own.name == theirs.name && own.index == theirs.index;
-            same &= same_part(&own.arguments, &theirs.arguments, compared);
+        let (local, backend, compared) = (&self.local, &self.backend, &mut self.compared);
+        compared.calls.resize(local.calls.len().min(backend.calls.len()), 0);
+        let calls = local.calls.iter().zip(&backend.calls).zip(&mut compared.calls);
+        let mut same = same_part(&local.reasoning, &backend.reasoning, &mut compared.reasoning)
+            && same_part(&local.text, &backend.text, &mut compared.text);
+        for ((local, theirs), compared) in calls {
+            // Where the model writes no id, the server generates one.
+            same &= local.id.is_none() || local.id == theirs.id;
+            same &= local.name == theirs.name && local.index == theirs.index;
+            same &= same_part(&local.arguments, &theirs.arguments, compared);
         }
         same
     }
 
     /// The first difference between the parts that the backend has sent and those here.
     pub(super) fn difference(&self) -> Option<Difference> {
-        let (own, backend) = (&self.own, &self.backend);
+        let (local, backend) = (&self.local, &self.backend);
         let texts = [
-            Difference::between("reasoning", &own.reasoning, &backend.reasoning),
-            Difference::between("content", &own.text, &backend.text),
+            Difference::between("reasoning", &local.reasoning, &backend.reasoning),
+            Difference::between("content", &local.text, &backend.text),
         ];
         let none = CallDelta::default();
-        let calls = (0..own.calls.len().max(backend.calls.len())).flat_map(|at| {
-            let [own, backend] = [own, backend].map(|parts| parts.calls.get(at).unwrap_or(&none));
-            let [own_name, name] = [own, backend].map(|call| call.name.as_deref().unwrap_or_default());
+        let calls = (0..local.calls.len().max(backend.calls.len())).flat_map(|at| {
+            let [local, backend] = [local, backend].map(|parts| parts.calls.get(at).unwrap_or(&none));
+            let [local_name, name] = [local, backend].map(|call| call.name.as_deref().unwrap_or_default());
             [
-                Difference::between("name", own_name, name),
-                Difference::between("arguments", &own.arguments, &backend.arguments),
+                Difference::between("name", local_name, name),
+                Difference::between("arguments", &local.arguments, &backend.arguments),
             ]
         });
         Difference::first(texts.into_iter().chain(calls).flatten())
@@ -130,10 +130,11 @@ impl Parsing {
 
     /// True if the backend has sent exactly what the tokens so far parse to.
     pub(super) fn level(&self) -> bool {
-        self.is_sure() && Extent::of(&self.own) == Extent::of(&self.backend)
+        self.is_sure() && Extent::of(&self.local) == Extent::of(&self.backend)
     }
 
-    /// False if the backend's parts cannot be told from the tokens: then others are no difference.
+    /// False if the backend's parts cannot be derived from the tokens: then others are no
+    /// difference.
     pub(super) fn is_sure(&self) -> bool {
         self.parser.is_sure()
     }
@@ -146,8 +147,8 @@ impl Parsing {
 
     /// The parts that may go out now.
     pub(super) fn release(&mut self) -> Parsed {
-        let rest = self.sent.rest(&self.own);
-        self.sent = Extent::of(&self.own);
+        let rest = self.sent.rest(&self.local);
+        self.sent = Extent::of(&self.local);
         rest
     }
 
@@ -166,12 +167,12 @@ impl Parsing {
 }
 
 /// Compares two texts, one of which may be the beginning of the other, from byte `compared` on.
-pub(super) fn same_part(own: &str, theirs: &str, compared: &mut usize) -> bool {
-    let end = own.len().min(theirs.len());
+pub(super) fn same_part(local: &str, theirs: &str, compared: &mut usize) -> bool {
+    let end = local.len().min(theirs.len());
     let from = *compared;
     *compared = from.max(end);
-    match (own.as_bytes().get(from..end), theirs.as_bytes().get(from..end)) {
-        (Some(own), Some(theirs)) => own == theirs,
+    match (local.as_bytes().get(from..end), theirs.as_bytes().get(from..end)) {
+        (Some(local), Some(theirs)) => local == theirs,
         _ => true,
     }
 }

@@ -1,8 +1,8 @@
 //! The list itself, in sections by the question that a metric answers.
 
-use super::{Counter, Entry, Gauge, Histogram, Metric, Section};
+use super::{Counter, Gauge, Histogram, Metric, MetricEntry, Section};
 
-/// Seconds of Foretell's own work.
+/// Seconds of work in Foretell itself.
 const WORK: &[f64] = &[5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];
 /// Seconds to the first token: the buckets of OpenTelemetry's conventions for generative AI.
 const FIRST: &[f64] =
@@ -29,7 +29,7 @@ macro_rules! sections {
 
         /// Every section of the reference, in its order.
         pub const SECTIONS: &[Section] =
-            &[$(Section { title: $title, entries: || vec![$(Entry::from($name)),*] }),*];
+            &[$(Section { title: $title, entries: || vec![$(MetricEntry::from($name)),*] }),*];
     };
     (@ histogram $name:ident $metric:literal [$($label:literal),*] $buckets:ident $help:literal) => {
         #[doc = $help]

@@ -118,7 +118,7 @@ impl WholeParser {
 fn difference(own: &Whole, servers: &Whole) -> Option<Difference> {
     let text = |part, own: &Option<String>, servers: &Option<String>| {
         let [told, theirs] = [own, servers].map(|text| text.as_deref().unwrap_or_default());
-        let null = Difference { part, own: told.len(), backend: theirs.len(), at: 0 };
+        let null = Difference { part, local: told.len(), backend: theirs.len(), at: 0 };
         let null = (own.is_some() != servers.is_some()).then_some(null);
         Difference::between(part, told, theirs).or(null)
     };

@@ -7,7 +7,7 @@ use super::rule;
 use crate::sim::sweep::{self, Cell};
 use foretell::bench::html::{escape, section, table, tick};
 
-/// Left and right edges of the panels.
+/// Horizontal edges of the panels.
 const PANELS: [(f64, f64); 3] = [(34.0, 286.0), (338.0, 590.0), (642.0, 894.0)];
 /// Top and bottom edges of each.
 const RANGE: (f64, f64) = (26.0, 256.0);
@@ -53,7 +53,7 @@ fn drawn(cells: &[Cell]) -> String {
 /// One panel: values times `scale`, from 0 to at least `most`.
 fn panel(
     svg: &mut String,
-    (left, right): (f64, f64),
+    (start, end): (f64, f64),
     title: &str,
     most: f64,
     scale: f64,
@@ -65,13 +65,13 @@ fn panel(
     let top = (most / step).ceil() * step;
     let temperatures = sweep::values(cells, |cell| cell.temperature);
     let hottest = temperatures.iter().copied().fold(0.1, f64::max);
-    let x = |temperature: f64| left + 12.0 + (right - left - 24.0) * temperature / hottest;
+    let x = |temperature: f64| start + 12.0 + (end - start - 24.0) * temperature / hottest;
     let y = |value: f64| below - (below - above) * value * scale / top;
-    let _ = write!(svg, "<text x=\"{left:.0}\" y=\"14\">{title}</text>");
+    let _ = write!(svg, "<text x=\"{start:.0}\" y=\"14\">{title}</text>");
     for number in 0..=(top / step).round() as u32 {
         let label = f64::from(number) * step;
         let at = y(label / scale);
-        rule(svg, (left, right), at, label);
+        rule(svg, (start, end), at, label);
     }
     for temperature in temperatures {
         let _ = write!(

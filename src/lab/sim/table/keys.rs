@@ -12,7 +12,7 @@ use crate::sim::engine::Front;
 use crate::sim::grid::Drafters;
 use crate::sim::profile::Jitter;
 use crate::sim::sidecar::SignalSpec;
-use crate::sim::synthetic::Kind;
+use crate::sim::synthetic::TextKind;
 use crate::sim::traffic::{Owner, Ramp};
 use crate::sim::values::{DAY, WordOr, number, seconds};
 use crate::sim::world::Net;
@@ -26,7 +26,8 @@ pub(super) struct Keys {
     pub name: String,
     pub about: String,
     #[serde(default)]
-    pub held_out: bool,
+    #[serde(rename = "held_out")]
+    pub untuned: bool,
     #[serde(rename = "for", deserialize_with = "seconds::<_, 1_000_000, DAY>")]
     pub seconds: f64,
     pub seeds: Option<NonZeroU64>,
@@ -141,7 +142,7 @@ pub(super) struct Traffic {
 }
 
 /// The name of a recording, or a kind of text.
-pub(super) type Text = WordOr<String, Kind>;
+pub(super) type Text = WordOr<String, TextKind>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

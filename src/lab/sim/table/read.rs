@@ -8,14 +8,13 @@ use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
 use super::keys::{Bounds, Engine, JitterWord, Keys, Overload, Text, Traffic};
-use super::{Expected, Table, Unusable};
+use super::{Expected, Sweep, Table, Unusable};
 use crate::sim::engine::EngineSpec;
 use crate::sim::figures::Figure;
 use crate::sim::permit::{self, Permit};
 use crate::sim::profile::{Jitter, Shape};
 use crate::sim::sidecar::SignalSpec;
 use crate::sim::source::{self, Scripts};
-use crate::sim::sweep::Sweep;
 use crate::sim::traffic::{Arrivals, Stream};
 use crate::sim::values::WordOr;
 use crate::sim::world::{Mode, Setup};
@@ -76,7 +75,7 @@ impl Reader<'_> {
         Ok(Table {
             name: keys.name,
             about: keys.about,
-            held_out: keys.held_out,
+            untuned: keys.untuned,
             setup,
             seeds: keys.seeds.map_or(1, NonZeroU64::get),
             seconds: keys.seconds,

@@ -30,7 +30,7 @@ fn parse(text: &str) -> Result<Table, Vec<String>> {
 #[test]
 fn a_table_defines_the_setting() {
     let table = parse(GOOD).expect("good");
-    assert_eq!((table.name.as_str(), table.held_out, table.seeds), ("t", false, 1));
+    assert_eq!((table.name.as_str(), table.untuned, table.seeds), ("t", false, 1));
     assert_eq!((table.seconds, table.overload), (90.0, Some((30.0, 60.0))));
     assert!((table.setup.engine.cancel - 1.5).abs() < 1e-12 && table.setup.drafter.is_none());
     assert_eq!(table.setup.permit.rules.methods, [VerifyMethod::Score, VerifyMethod::FanOut]);
@@ -42,7 +42,7 @@ fn a_table_defines_the_setting() {
     assert!(!ours.scripts[0].has_model() && others.scripts[0].has_model());
     let [ratio, p95] = table.expected[..] else { panic!("two expectations") };
     assert_eq!((ratio.figure, ratio.min, ratio.max), (Figure::Ratio, Some(0.99), None));
-    assert!(p95.holds(Some(1.02)) && !p95.holds(Some(1.03)) && !p95.holds(Some(0.4)) && !p95.holds(None));
+    assert!(p95.is_met(Some(1.02)) && !p95.is_met(Some(1.03)) && !p95.is_met(Some(0.4)) && !p95.is_met(None));
 }
 
 #[test]

@@ -30,8 +30,8 @@ impl World {
     ) -> Result<(), Broken> {
         let closed = self.sidecars.get(request.sidecar).and_then(|sidecar| sidecar.closed(self.now));
         if let Some(session) = &mut request.session {
-            if closed != request.told {
-                request.told = closed;
+            if closed != request.reported_gate {
+                request.reported_gate = closed;
                 session.handle(ActionId::WORLD, Event::Mode(closed), self.now);
             }
             for event in events {
@@ -49,9 +49,9 @@ impl World {
                 Action::Verify(draft, method) => self.verify(number, &mut request, id, &draft, method),
                 Action::Draft { gamma, .. } => {
                     let position = request.done;
-                    self.ask(number, &mut request, id, What::Draft(gamma, position));
+                    self.submit_draft(number, &mut request, id, What::Draft(gamma, position));
                 }
-                Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
+                Action::Shadow { from } => self.submit_draft(number, &mut request, id, What::Shadow(from)),
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
                 Action::Emit(delta) | Action::Passed(delta) => {
                     let position = request.done;
@@ -83,7 +83,7 @@ impl World {
         Ok(())
     }
 
-    /// Keeps the agenda's alarm no later than the session's deadline.
+    /// Moves the agenda's alarm to the session's deadline if that is earlier.
     pub(super) fn set_alarm(&mut self, number: usize, request: &mut Request) {
         let Some(deadline) = request.session.as_ref().and_then(|session| session.deadline()) else { return };
         if request.alarm.is_none_or(|alarm| deadline < alarm) {
@@ -167,17 +167,23 @@ impl World {
         id
     }
 
-    pub(super) fn ask(&mut self, number: usize, request: &mut Request, action: ActionId, what: What) {
+    pub(super) fn submit_draft(
+        &mut self,
+        number: usize,
+        request: &mut Request,
+        action: ActionId,
+        what: What,
+    ) {
         let context = request.context();
         let runs = if let What::Draft(gamma, _) = what { gamma } else { 1 };
         // At least the last token is read: its row gives the first choice.
         let unread = context.saturating_sub(request.read).max(1);
         let question = Question { request: number, action, runs, unread };
-        let in_slots = self.drafter.as_mut().is_some_and(|drafter| drafter.ask(question));
+        let in_slots = self.drafter.as_mut().is_some_and(|drafter| drafter.submit(question));
         request.read = context;
-        request.asked.push(PendingAction { action, what });
+        request.drafter_requests.push(PendingAction { action, what });
         if !in_slots {
-            request.asked.retain(|asked| asked.action != action);
+            request.drafter_requests.retain(|pending| pending.action != action);
             if let Some(session) = &mut request.session {
                 session.handle(action, Event::Fault(Fault::Draft), self.now);
             }
@@ -190,7 +196,7 @@ impl World {
             self.agenda.put(later(self.now, arrives), Happening::Leave(call.job));
             self.no_longer_verifying(request.sidecar, &call);
         }
-        request.asked.retain(|asked| asked.action != gone);
+        request.drafter_requests.retain(|pending| pending.action != gone);
         if let Some(drafter) = &mut self.drafter {
             drafter.cancel(number, gone);
         }
@@ -207,12 +213,14 @@ impl World {
     pub(super) fn drafted(&mut self) -> Result<(), Broken> {
         for question in self.drafter.as_mut().map(Drafter::finish).unwrap_or_default() {
             let Some(mut request) = self.taken(question.request) else { continue };
-            let position = request.asked.iter().position(|asked| asked.action == question.action);
-            let Some(asked) = position.map(|position| request.asked.swap_remove(position)) else {
+            let position =
+                request.drafter_requests.iter().position(|pending| pending.action == question.action);
+            let Some(pending) = position.map(|position| request.drafter_requests.swap_remove(position))
+            else {
                 self.put_back(question.request, request);
                 continue;
             };
-            let event = match asked.what {
+            let event = match pending.what {
                 What::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma)),
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };

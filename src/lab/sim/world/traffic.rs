@@ -46,11 +46,14 @@ impl World {
             return Ok(());
         };
         let late = self.setup.until.is_some_and(|until| self.now >= at(until));
-        let over = stream.requests.is_some_and(|most| a_loop.asked >= most);
+        let over = stream.requests.is_some_and(|most| a_loop.sent >= most);
         let script =
-            a_loop.asked.checked_rem(stream.scripts.len()).and_then(|position| stream.scripts.get(position));
-        let Some(script) = script.cloned().filter(|_| !late && !over) else { return Ok(()) };
-        a_loop.asked += 1;
+            a_loop.sent.checked_rem(stream.scripts.len()).and_then(|position| stream.scripts.get(position));
+        let Some(script) = script.cloned() else { return Ok(()) };
+        if late || over {
+            return Ok(());
+        }
+        a_loop.sent += 1;
         let whose = stream.whose;
         if matches!(stream.arrivals, Arrivals::Poisson(_)) {
             self.next_arrival(number);
@@ -62,13 +65,13 @@ impl World {
             session: None,
             done: 0,
             calls: Vec::new(),
-            asked: Vec::new(),
+            drafter_requests: Vec::new(),
             read: 0,
             began: self.now,
             first: None,
             alarm: None,
             drawn: Drawn::default(),
-            told: None,
+            reported_gate: None,
         };
         self.under_way += 1;
         self.serve(Box::new(request), whose)
@@ -86,7 +89,9 @@ impl World {
         let mode = self.setup.mode;
         let Some(sidecar) = self.sidecars.get_mut(request.sidecar) else { return Ok(()) };
         let (mut rules, drawn) = sidecar.rules(self.now);
-        rules.model = rules.model.filter(|_| request.script.has_model() && self.drafter.is_some());
+        if !request.script.has_model() || self.drafter.is_none() {
+            rules.model = None;
+        }
         match mode {
             Mode::Direct | Mode::Auto => request.drawn = drawn,
             Mode::Plain => rules.permission = Permission::Plain(PlainReason::Policy),

@@ -37,7 +37,7 @@ impl Cutter {
             (vec![outlet("end".to_owned(), TensorElementType::Int64, &[1])], Vec::new());
         for (index, slot) in slots.iter().enumerate() {
             let shape = [1, slot.heads as i64, -1, slot.width as i64];
-            inputs.push(outlet(whole(index), slot.element, &shape));
+            inputs.push(outlet(input(index), slot.element, &shape));
             outputs.push(outlet(part(index), slot.element, &shape));
         }
         graph.set_inputs(inputs)?;
@@ -45,7 +45,7 @@ impl Cutter {
         graph.add_initializer("begin", one(0)?, false)?;
         graph.add_initializer("axis", one(TOKENS)?, false)?;
         for index in 0..slots.len() {
-            let inputs = [whole(index), "begin".to_owned(), "end".to_owned(), "axis".to_owned()];
+            let inputs = [input(index), "begin".to_owned(), "end".to_owned(), "axis".to_owned()];
             graph.add_node(Node::new(
                 "Slice",
                 ONNX_DOMAIN,
@@ -58,12 +58,12 @@ impl Cutter {
         Ok(Self { session: session(graph, builder)?, memory, count: slots.len() })
     }
 
-    /// The first `len` tokens of every tensor, in tensors of their own.
+    /// The first `len` tokens of every tensor, in new tensors.
     pub fn cut(&mut self, tensors: &[DynValue], len: usize) -> ort::Result<Vec<DynValue>> {
         let mut binding = self.session.create_binding()?;
         binding.bind_input("end", &one(len as i64)?)?;
         for (index, tensor) in tensors.iter().enumerate() {
-            binding.bind_input(whole(index), tensor)?;
+            binding.bind_input(input(index), tensor)?;
             binding.bind_output_to_device(part(index), &self.memory)?;
         }
         let mut outputs = self.session.run_binding(&binding)?;
@@ -99,8 +99,8 @@ pub fn empty(slot: &Slot) -> ort::Result<DynValue> {
     Ok(DynTensor::new(&Allocator::default(), slot.element, [1, slot.heads, 0, slot.width])?.into_dyn())
 }
 
-fn whole(index: usize) -> String {
-    format!("whole.{index}")
+fn input(index: usize) -> String {
+    format!("input.{index}")
 }
 
 fn part(index: usize) -> String {

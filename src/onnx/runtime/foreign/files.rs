@@ -1,4 +1,4 @@
-//! Reads the files beside a foreign graph: `config.json` in the layouts of Hugging Face's models,
+//! Reads the files next to a foreign graph: `config.json` in the layouts of Hugging Face's models,
 //! and `genai_config.json`, which the builder of onnxruntime-genai writes instead.
 //!
 //! No member of `config.json` is required here: values that the graph declares are taken from the
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::open::DescriptionError;
+use crate::open_error::DescriptionError;
 use crate::runtime::description::{Generation, Ids, read};
 use foretell_core::units::TokenId;
 

@@ -6,11 +6,11 @@ use ort::session::Session;
 use ort::value::{Outlet, TensorElementType, ValueType};
 
 use super::files::{Facts, GenaiConfig, GenaiInputs, GenaiOutputs};
-use crate::open::DescriptionError;
+use crate::open_error::DescriptionError;
 
-/// Input of our own exports that no other tool's exports have: the cache row that a token is
+/// Input of Foretell's exports that no other tool's exports have: the cache row that a token is
 /// written to.
-const OWN: &str = "write_index";
+const WRITE_INDEX: &str = "write_index";
 /// Input of merged decoders that selects which of their two graphs runs.
 const BRANCH: &str = "use_cache_branch";
 
@@ -54,12 +54,12 @@ pub struct Signature {
 
 impl Names {
     /// The names in a folder's `genai_config.json`, else the usual ones; `None` if the graph is one
-    /// of our own.
+    /// of Foretell's exports.
     ///
     /// # Errors
     /// `genai_config.json` cannot be read.
     pub fn find(folder: &Path, session: &Session) -> Result<Option<Self>, DescriptionError> {
-        if outlet(session.inputs(), OWN).is_some() {
+        if outlet(session.inputs(), WRITE_INDEX).is_some() {
             return Ok(None);
         }
         let config = GenaiConfig::read(folder)?.map(|config| config.model.decoder);
@@ -195,7 +195,7 @@ fn slot(session: &Session, past: String, present: String, facts: &Facts) -> Resu
     }
     let declared = |dimension: usize, described: Option<usize>, what: &str| {
         let found = size(kind, dimension).or(described);
-        found.ok_or_else(|| format!("neither {past} nor a file beside the graph declares the {what}"))
+        found.ok_or_else(|| format!("neither {past} nor a file next to the graph declares the {what}"))
     };
     let heads = declared(1, facts.heads, "number of heads")?;
     let width = declared(3, facts.width, "size of a head")?;

@@ -1,11 +1,11 @@
-//! Reads the fields that hold the prompt.
+//! Reads the fields of the prompt.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::target::errors::Refusal;
 use crate::target::fields::{Fields, invalid};
-use crate::target::parts::Asked;
+use crate::target::parts::ParseOptions;
 use crate::target::wire::{Prompt, Served};
 use foretell_core::units::TokenId;
 use foretell_engines::parse::{Forced, Parsers};
@@ -132,7 +132,7 @@ pub(super) fn opening(fields: &mut Fields<'_>) -> Result<bool, Refusal> {
 
 /// Reads tools and the variables of the chat template. An effort of reasoning is one of them, and
 /// switches it on or off where the client does not, as in vLLM.
-pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, Refusal> {
+pub(super) fn parse_options(fields: &mut Fields<'_>, parsers: Parsers) -> Result<ParseOptions, Refusal> {
     if parsers.tools.is_none() {
         fields.only("tools", &["[]"], "start this server with --tool-parser")?;
     }
@@ -155,7 +155,7 @@ pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, 
         variables.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
         variables.insert("reasoning_effort".to_owned(), Value::String(effort));
     }
-    Ok(Asked { tools, may_call, single_call, forced, template })
+    Ok(ParseOptions { tools, may_call, single_call, forced, template })
 }
 
 #[cfg(test)]

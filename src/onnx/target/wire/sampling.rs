@@ -34,7 +34,7 @@ pub(super) fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sa
     })
 }
 
-/// Reads what binds the output: `response_format` or `structured_outputs`.
+/// Reads what constrains the output: `response_format` or `structured_outputs`.
 fn grammar(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Option<Grammar>, Refusal> {
     if !served.grammars {
         fields.only(RESPONSE_FORMAT, &[r#"{"type":"text"}"#], "only {\"type\":\"text\"}")?;

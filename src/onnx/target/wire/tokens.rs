@@ -10,13 +10,13 @@ use crate::target::wire::{LOGPROBS_MAX, Prompt, Served};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::Sampling;
 
-/// Maximum number of nodes of a draft: a row of logits of the whole vocabulary is computed for
+/// Maximum number of nodes of a draft: a row of logits of the complete vocabulary is computed for
 /// each, in a run that all streams wait for. Foretell drafts at most an eighth of it.
 const NODES_MAX: usize = 256;
 
 /// A parsed `/v1/verify` request: a draft to verify.
 #[derive(Clone, Debug)]
-pub(in crate::target) struct VerifyAsk {
+pub(in crate::target) struct VerifyRequest {
     pub(in crate::target) context: Vec<TokenId>,
     pub(in crate::target) generated: usize,
     pub(in crate::target) tokens: Vec<TokenId>,
@@ -29,7 +29,7 @@ pub(in crate::target) struct VerifyAsk {
     pub(in crate::target) propose: usize,
 }
 
-impl VerifyAsk {
+impl VerifyRequest {
     /// The tokens of the context that are output of an earlier request.
     pub(in crate::target) fn output(&self) -> &[TokenId] {
         self.context.split_at(self.context.len().saturating_sub(self.generated)).1
@@ -37,7 +37,7 @@ impl VerifyAsk {
 }
 
 /// Parses the body of `POST /v1/verify`.
-pub(in crate::target) fn verify(body: &[u8], served: Served<'_>) -> Result<VerifyAsk, Refusal> {
+pub(in crate::target) fn verify(body: &[u8], served: Served<'_>) -> Result<VerifyRequest, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;
     let context: Vec<TokenId> = fields.take("context")?.ok_or(Refusal::Missing("context"))?;
@@ -62,7 +62,7 @@ pub(in crate::target) fn verify(body: &[u8], served: Served<'_>) -> Result<Verif
     served.check_ids("stop_token_ids", &stop_token_ids)?;
     let propose = served.propose(&mut fields)?;
     fields.finish()?;
-    Ok(VerifyAsk { context, generated, tokens, parents, listed, sampling, stop_token_ids, propose })
+    Ok(VerifyRequest { context, generated, tokens, parents, listed, sampling, stop_token_ids, propose })
 }
 
 /// Checks `parents`: −1 means that a node follows the context; if missing, the draft is a chain.
@@ -82,7 +82,7 @@ fn parents(parents: Option<Vec<i64>>, nodes: usize) -> Result<Vec<Option<usize>>
 }
 
 /// A parsed `/tokenize` request.
-pub(in crate::target) struct TokenizeAsk {
+pub(in crate::target) struct TokenizeRequest {
     pub(in crate::target) prompt: Prompt,
     pub(in crate::target) opening: bool,
     pub(in crate::target) add_special_tokens: bool,
@@ -90,7 +90,7 @@ pub(in crate::target) struct TokenizeAsk {
 }
 
 /// Parses the body of `POST /tokenize`, which has a `prompt` or `messages`.
-pub(in crate::target) fn tokenize(body: &[u8], served: Served<'_>) -> Result<TokenizeAsk, Refusal> {
+pub(in crate::target) fn tokenize(body: &[u8], served: Served<'_>) -> Result<TokenizeRequest, Refusal> {
     let mut fields = Fields::read(body)?;
     served.check_model(&mut fields)?;
     let token_strings = fields.flag("return_token_strs", false)?;
@@ -98,20 +98,20 @@ pub(in crate::target) fn tokenize(body: &[u8], served: Served<'_>) -> Result<Tok
     let text: Option<String> = fields.take("prompt")?;
     let special = fields.take("add_special_tokens")?;
     let opening = opening(&mut fields)?;
-    let ask = match (text, messages) {
+    let request = match (text, messages) {
         (Some(text), None) => {
             let add_special_tokens = special.unwrap_or(true);
-            TokenizeAsk { prompt: Prompt::Text(text), opening, add_special_tokens, token_strings }
+            TokenizeRequest { prompt: Prompt::Text(text), opening, add_special_tokens, token_strings }
         }
         (None, Some(messages)) => {
             let prompt = Prompt::Messages(messages.into_iter().map(message).collect::<Result<_, _>>()?);
-            TokenizeAsk { prompt, opening, add_special_tokens: special.unwrap_or(false), token_strings }
+            TokenizeRequest { prompt, opening, add_special_tokens: special.unwrap_or(false), token_strings }
         }
         (Some(_), Some(_)) => return Err(invalid("prompt", "either prompt or messages, not both")),
         (None, None) => return Err(Refusal::Missing("prompt")),
     };
     fields.finish()?;
-    Ok(ask)
+    Ok(request)
 }
 
 /// Parses the body of `POST /detokenize`.

@@ -40,8 +40,8 @@ fn the_bytes_of_shapes_are_counted_when_they_are_added() {
     let fresh = finder.bytes();
     let tool = r#"{"name": "weather", "parameters": {"properties": {"city": {"enum": ["Oslo", "Rome"]}}}}"#;
     tool.bytes().for_each(|byte| finder.step(byte));
-    let held: usize = finder.shapes.all.iter().map(Shape::held).sum::<usize>() + size_of::<String>() + 7;
-    assert_eq!(finder.shapes.held, held);
+    let held: usize = finder.shapes.all.iter().map(Shape::allocated).sum::<usize>() + size_of::<String>() + 7;
+    assert_eq!(finder.shapes.allocated, held);
     assert!(finder.bytes() > fresh + held, "{} {held}", finder.bytes());
     let once = finder.bytes();
     tool.bytes().for_each(|byte| finder.step(byte));
@@ -135,11 +135,11 @@ fn a_schema_is_read_in_bounded_steps_and_memory() {
         of(refer(10, "#/$defs/e"), large),
         of(refer(200_000, "#/$defs/e"), Value::Null),
     ] {
-        for finder in [Finder::bound(&schema), found(&schema.to_string())] {
+        for finder in [Finder::constrained(&schema), found(&schema.to_string())] {
             let shapes = &finder.shapes;
             assert!(shapes.read < READ_MAX + 200_000, "{}", shapes.read);
-            let built: usize = shapes.all.iter().map(Shape::held).sum();
-            assert!(built <= HELD_MAX && finder.bytes() < 2 * HELD_MAX, "{}", finder.bytes());
+            let built: usize = shapes.all.iter().map(Shape::allocated).sum();
+            assert!(built <= ALLOCATED_MAX && finder.bytes() < 2 * ALLOCATED_MAX, "{}", finder.bytes());
         }
     }
 }

@@ -1,14 +1,15 @@
-//! One run shape of a tensor set, with every input and output bound to preallocated memory.
+//! One run shape of a tensor set, with every input and output run to preallocated memory (ONNX
+//! Runtime's `IoBinding`).
 //!
 //! The cache's past and present are the same tensors, so `TensorScatter` writes in place; the small
 //! inputs are refilled for each run, and the logits are written to a tensor that is read before the
-//! next run. A step of one token makes almost no allocations of its own.
+//! next run. A step of one token makes almost no allocations.
 
 use ort::memory::Allocator;
 use ort::session::{IoBinding, Session};
 use ort::value::{PrimitiveTensorElementType, Tensor};
 
-use super::cache::{CacheShape, TensorSet};
+use super::description::CacheShape;
 use super::device::Device;
 use crate::layout::SetShape;
 use foretell_core::units::TokenId;
@@ -27,7 +28,7 @@ pub struct RunShape {
 }
 
 impl RunShape {
-    /// Rounds a count up to its size class; each class has tensors of its own.
+    /// Rounds a count up to its size class; each class has separate tensors.
     pub fn class(count: usize) -> usize {
         match count {
             0 => 1,
@@ -93,8 +94,8 @@ impl SlotFeed<'_> {
     }
 }
 
-/// The tensors of one run shape, bound in place.
-pub struct Bound {
+/// The tensors of one run shape, bound to the inputs and outputs of the graph.
+pub struct RunBinding {
     pub shape: RunShape,
     /// Number of the model's run that used it last.
     pub used: u64,
@@ -111,10 +112,10 @@ pub struct Bound {
     taps: Option<Tensor<f32>>,
 }
 
-/// Maximum size of all bound runs of a model, bytes. Enough for the shapes in use of a model of
+/// Maximum size of all run bindings of a model, bytes. Enough for the shapes in use of a model of
 /// 49,152 tokens with 16 lanes (25 MB for verifying 8 rows of each); a run of a larger model costs
 /// far more than to bind it anew.
-pub const BOUND_MAX: usize = 512 << 20;
+pub const BINDINGS_MAX: usize = 512 << 20;
 
 /// Numbers of one row of the outputs.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +138,7 @@ pub fn size(set: SetShape, widths: Widths, shape: RunShape) -> usize {
     set.lanes * (mask + outputs) * size_of::<f32>()
 }
 
-impl Bound {
+impl RunBinding {
     /// Bytes of its tensors.
     pub fn size(&self) -> usize {
         self.size
@@ -146,39 +147,40 @@ impl Bound {
     /// Binds a run of this shape to a set.
     pub fn new(
         session: &Session,
-        set: &mut TensorSet,
+        set: SetShape,
+        tensors: &mut [Tensor<f32>],
         cache: CacheShape,
         widths: Widths,
         shape: RunShape,
     ) -> ort::Result<Self> {
-        let (lanes, tokens) = (set.shape.lanes, shape.tokens);
-        let mut bound = Self {
+        let (lanes, tokens) = (set.lanes, shape.tokens);
+        let mut run = Self {
             shape,
             used: 0,
-            size: size(set.shape, widths, shape),
+            size: size(set, widths, shape),
             binding: session.create_binding()?,
             ids: host([lanes, tokens])?,
             positions: host([lanes, tokens])?,
             write_index: host([lanes])?,
             kv_len: host([lanes])?,
-            mask: host([lanes, 1, tokens, set.shape.rows])?,
+            mask: host([lanes, 1, tokens, set.rows])?,
             rows: host([lanes, shape.rows])?,
             logits: host([lanes, shape.rows, widths.vocabulary])?,
             taps: (widths.taps > 0).then(|| host([lanes, shape.rows, widths.taps])).transpose()?,
         };
         for layer in 0..cache.layers {
             for (kind, offset) in [("k", 0), ("v", 1)] {
-                let Some(tensor) = set.tensors.get_mut(layer * 2 + offset) else { continue };
-                bound.binding.bind_input(format!("past_{kind}.{layer}"), tensor)?;
-                bound.binding.bind_output(format!("present_{kind}.{layer}"), tensor)?;
+                let Some(tensor) = tensors.get_mut(layer * 2 + offset) else { continue };
+                run.binding.bind_input(format!("past_{kind}.{layer}"), tensor)?;
+                run.binding.bind_output(format!("present_{kind}.{layer}"), tensor)?;
             }
         }
-        bound.binding.bind_output("logits", &mut bound.logits)?;
-        if let Some(taps) = &mut bound.taps {
-            bound.binding.bind_output("taps", taps)?;
+        run.binding.bind_output("logits", &mut run.logits)?;
+        if let Some(taps) = &mut run.taps {
+            run.binding.bind_output("taps", taps)?;
         }
-        bound.bind_inputs()?;
-        Ok(bound)
+        run.bind_inputs()?;
+        Ok(run)
     }
 
     /// Binds the small inputs. The CPU shares their memory, so once is enough; a device gets a copy
@@ -192,8 +194,7 @@ impl Bound {
         self.binding.bind_input("rows", &self.rows)
     }
 
-    /// Runs the set. `feeds` has one entry per slot: the number of tokens that it holds, and its
-    /// feed.
+    /// Runs the set. `feeds` has one entry per slot: its number of tokens, and its feed.
     pub fn run(
         &mut self,
         session: &mut Session,

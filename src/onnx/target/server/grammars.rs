@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::App;
-use crate::grammar::{self, Bound, Grammars, Next, Place, Stop};
+use crate::grammar::{self, Constraint, GrammarPosition, Grammars, Next, Stop};
 use crate::target::errors::Refusal;
 use crate::target::fields::invalid;
-use crate::target::wire::VerifyAsk;
+use crate::target::wire::VerifyRequest;
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Grammar, Sampling};
 
 impl App {
-    /// Works on the grammar of a request on a thread of its own; `None` if it has none.
+    /// Works on the grammar of a request on a separate thread; `None` if it has none.
     fn with_grammar<T: Send + 'static>(
         &self,
         sampling: &Sampling,
@@ -28,46 +28,55 @@ impl App {
         done.map(Some).map_err(|why| invalid(parameter, why))
     }
 
-    /// The places after these outputs in the text of the request's grammar, and what may follow
+    /// The positions after these outputs in the text of the request's grammar, and what may follow
     /// there; `None` if it has none.
-    pub(super) fn places(
+    pub(super) fn positions(
         &self,
         sampling: &Sampling,
         outputs: Vec<Vec<TokenId>>,
-    ) -> Result<Option<Vec<(Place, Next)>>, Refusal> {
+    ) -> Result<Option<Vec<(GrammarPosition, Next)>>, Refusal> {
         self.with_grammar(sampling, move |grammars, grammar, stop| {
             // Outputs behind the first are those of a fan-out, from which no later request goes on.
-            let place = |(index, output): (usize, Vec<TokenId>)| {
-                let mut place = grammars.place(grammar, &output, index == 0, stop)?;
-                let next = place.next(stop)?;
-                Ok((place, next))
+            let position = |(index, output): (usize, Vec<TokenId>)| {
+                let mut position = grammars.position_after(grammar, &output, index == 0, stop)?;
+                let next = position.next(stop)?;
+                Ok((position, next))
             };
-            outputs.into_iter().enumerate().map(place).collect()
+            outputs.into_iter().enumerate().map(position).collect()
         })
     }
 
     /// The tokens that the grammar of a verify request allows behind its context and each node of
     /// its draft; `None` if it has none.
-    pub(super) fn behind(&self, ask: &VerifyAsk) -> Result<Option<Vec<Result<Next, String>>>, Refusal> {
-        if ask.sampling.grammar.is_none() {
+    pub(super) fn behind(
+        &self,
+        request: &VerifyRequest,
+    ) -> Result<Option<Vec<Result<Next, String>>>, Refusal> {
+        if request.sampling.grammar.is_none() {
             return Ok(None);
         }
-        let (output, tokens, parents) = (ask.output().to_vec(), ask.tokens.clone(), ask.parents.clone());
-        self.with_grammar(&ask.sampling, move |grammars, grammar, stop| {
-            let place = grammars.place(grammar, &output, true, stop)?;
-            Ok(grammar::behind(place, &tokens, &parents, stop))
+        let (output, tokens, parents) =
+            (request.output().to_vec(), request.tokens.clone(), request.parents.clone());
+        self.with_grammar(&request.sampling, move |grammars, grammar, stop| {
+            let position = grammars.position_after(grammar, &output, true, stop)?;
+            Ok(grammar::behind(position, &tokens, &parents, stop))
         })
     }
 
     /// The grammar of an output that grows by up to `max_tokens`.
-    pub(super) fn bound(&self, place: &Place, next: &Next, max_tokens: usize) -> Result<Bound, Refusal> {
+    pub(super) fn constraint(
+        &self,
+        position: &GrammarPosition,
+        next: &Next,
+        max_tokens: usize,
+    ) -> Result<Constraint, Refusal> {
         if max_tokens <= 1 {
-            return Ok(Bound::last(next.clone()));
+            return Ok(Constraint::last(next.clone()));
         }
         let engine = self.engine.clone();
         let wake = move || {
             engine.submit(Vec::new());
         };
-        Bound::new(next.clone(), place.clone(), wake).map_err(Refusal::Fault)
+        Constraint::new(next.clone(), position.clone(), wake).map_err(Refusal::Fault)
     }
 }
