@@ -39,8 +39,8 @@ mod think;
 #[cfg(test)]
 mod tests;
 
-pub use formats::{ReasoningFormat, ToolFormat};
 pub use foretell_core::session::parse::{ParsedMessage, ToolCall};
+pub use formats::{ReasoningFormat, ToolFormat};
 
 use deepseek::Deepseek;
 use formats::{Thoughts, Tools};

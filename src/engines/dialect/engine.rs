@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::confirm::Confirmation;
+use super::confirmation::Confirmation;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };

@@ -6,7 +6,7 @@
 //! channel, or a recipient that is a function. A header that cannot be read hides its message; one
 //! that the output ends in is content, as the model wrote it.
 
-use super::{ToolCall, Request, Unsure, Vocabulary, ParsedMessage, python, steps};
+use super::{ParsedMessage, Request, ToolCall, Unsure, Vocabulary, python, steps};
 
 use foretell_core::session::parse::{CallDelta, Parse, Parsed};
 use foretell_core::units::TokenId;
@@ -314,7 +314,11 @@ impl Harmony {
     ///
     /// # Errors
     /// The server's answer depends on more than the output, or is an error.
-    pub fn whole(mut self, request: &Request<'_>, tokens: &[(TokenId, &str)]) -> Result<ParsedMessage, Unsure> {
+    pub fn whole(
+        mut self,
+        request: &Request<'_>,
+        tokens: &[(TokenId, &str)],
+    ) -> Result<ParsedMessage, Unsure> {
         let mut text = String::new();
         let mut parts = Parts::default();
         for (token, piece) in tokens {

@@ -84,7 +84,12 @@ impl Parsing {
 
     /// The parts of one answer that is not streamed, from its tokens, each with the text that
     /// became certain with it. Where vLLM's own answer would be an error, it is that of a stream.
-    pub(super) fn whole(&self, asked: &Asked, prompt: &[TokenId], pieces: &[(TokenId, String)]) -> ParsedMessage {
+    pub(super) fn whole(
+        &self,
+        asked: &Asked,
+        prompt: &[TokenId],
+        pieces: &[(TokenId, String)],
+    ) -> ParsedMessage {
         let texts: Vec<(TokenId, &str)> = pieces.iter().map(|(id, text)| (*id, text.as_str())).collect();
         let tokenizer = self.words.tokenizer().ok_or(Unsure);
         let whole = tokenizer.and_then(|tokenizer| {
@@ -95,7 +100,12 @@ impl Parsing {
         whole.or_else(|_| self.joined(asked, prompt, &texts)).unwrap_or_default()
     }
 
-    fn joined(&self, asked: &Asked, prompt: &[TokenId], pieces: &[(TokenId, &str)]) -> Result<ParsedMessage, Unsure> {
+    fn joined(
+        &self,
+        asked: &Asked,
+        prompt: &[TokenId],
+        pieces: &[(TokenId, &str)],
+    ) -> Result<ParsedMessage, Unsure> {
         let mut parser = self.stream(asked, prompt)?;
         let mut parsed = Parsed::default();
         for (token, text) in pieces {

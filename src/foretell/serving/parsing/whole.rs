@@ -81,7 +81,7 @@ impl WholeParser {
             for &token in output {
                 all.push(token);
             }
-            if all.holds() {
+            if all.is_inside_character() {
                 return None;
             }
         }
@@ -127,9 +127,11 @@ fn difference(own: &ParsedMessage, servers: &ParsedMessage) -> Option<Difference
         text("content", &own.content, &servers.content),
     ];
     let calls = (0..own.calls.len().max(servers.calls.len())).flat_map(|at| {
-        let name = |whole: &ParsedMessage| whole.calls.get(at).map(|call| call.name.clone()).unwrap_or_default();
-        let arguments =
-            |whole: &ParsedMessage| whole.calls.get(at).map(|call| call.arguments.clone()).unwrap_or_default();
+        let name =
+            |whole: &ParsedMessage| whole.calls.get(at).map(|call| call.name.clone()).unwrap_or_default();
+        let arguments = |whole: &ParsedMessage| {
+            whole.calls.get(at).map(|call| call.arguments.clone()).unwrap_or_default()
+        };
         [
             Difference::between("name", &name(own), &name(servers)),
             Difference::between("arguments", &arguments(own), &arguments(servers)),
