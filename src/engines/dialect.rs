@@ -8,6 +8,7 @@
 pub mod body;
 mod chunk;
 pub mod confirm;
+mod confirmation;
 pub mod engine;
 pub mod guarantees;
 pub mod llamacpp;
@@ -33,6 +34,7 @@ use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
 use body::Ids;
 pub use chunk::{Chunk, FirstToken};
 use confirm::Confirmer;
+pub use confirmation::{Confirmation, END_TOKENS, MAX_TOKENS};
 pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use quirks::{Quirks, Usual};

@@ -20,6 +20,7 @@ pub mod reading;
 pub mod request;
 pub mod sampling;
 pub mod sse;
+pub mod tool_calls;
 pub mod trim;
 pub mod usage;
 
@@ -33,5 +34,6 @@ pub use output_tokens::OutputTokens;
 pub use reading::Reading;
 pub use request::{Api, Prompt, PromptSize, Request, Route};
 pub use sampling::{Defaults, GenerationConfig, Sampling, SamplingField, SetFields};
+pub use tool_calls::{CALL_GRAMMAR_VERSION, ForcedCalls, call_grammar, is_strict};
 pub use trim::Trim;
 pub use usage::{Path, SpeculatedUsage, Usage};

@@ -9,7 +9,6 @@
 //! | module | purpose |
 //! |---|---|
 //! | `formats` | the formats by their names, and how each is parsed |
-//! | `forced` | the grammar of calls that a request forces or wants strict |
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
@@ -23,7 +22,6 @@
 
 mod arguments;
 mod deepseek;
-mod forced;
 mod formats;
 mod grammar;
 mod growing;
@@ -41,7 +39,7 @@ mod think;
 #[cfg(test)]
 mod tests;
 
-pub use forced::{CALL_GRAMMAR, Forced, call_grammar, is_strict};
+pub use foretell_core::session::parse::{ParsedMessage, ToolCall};
 pub use formats::{ReasoningFormat, ToolFormat};
 
 use deepseek::Deepseek;
@@ -110,27 +108,6 @@ impl fmt::Display for Parsers {
             (self.tools.map(ToolFormat::name), self.reasoning.map(ReasoningFormat::name));
         write!(f, "tools {}, reasoning {}", tools.unwrap_or("none"), reasoning.unwrap_or("none"))
     }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Whole {
-    /// Reasoning; `None` for null.
-    pub reasoning: Option<String>,
-    /// Content; `None` for null.
-    pub content: Option<String>,
-    pub calls: Vec<Call>,
-    /// Tokens that `usage` counts as reasoning; zero without a reasoning parser.
-    pub reasoning_tokens: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call {
-    /// The id, where the model wrote one.
-    pub id: Option<String>,
-    /// The function's name.
-    pub name: String,
-    /// Arguments, as JSON or whatever the model wrote instead.
-    pub arguments: String,
 }
 
 /// The server's answer cannot be told from the output.
@@ -237,7 +214,7 @@ impl Parsers {
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
-    ) -> Result<Whole, Unsure> {
+    ) -> Result<ParsedMessage, Unsure> {
         let pair = Pair::from(self);
         let mut whole = if pair.is_harmony() {
             pair.harmony(vocabulary)?.whole(request, tokens)?
@@ -376,7 +353,7 @@ impl Pair {
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
-    ) -> Result<Whole, Unsure> {
+    ) -> Result<ParsedMessage, Unsure> {
         self.check(vocabulary)?;
         let text: String = tokens.iter().map(|(_, text)| *text).collect();
         let (reasoning, content, reasoning_tokens) = match self.reasoning {
@@ -407,7 +384,7 @@ impl Pair {
         if !request.may_call {
             calls.clear();
         }
-        Ok(Whole { reasoning, content, calls, reasoning_tokens })
+        Ok(ParsedMessage { reasoning, content, calls, reasoning_tokens })
     }
 
     fn whole_calls(
@@ -415,7 +392,7 @@ impl Pair {
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         content: Option<String>,
-    ) -> Result<(Option<String>, Vec<Call>), Unsure> {
+    ) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
         let text = content.as_deref().unwrap_or("");
         match self.calls(request, vocabulary)? {
             None => Ok((content, Vec::new())),

@@ -6,8 +6,10 @@
 
 pub mod decide;
 pub mod explain;
+mod fact;
 pub mod facts;
 pub mod matching;
+mod outcome;
 pub mod part;
 pub mod ruling;
 pub mod settings;
@@ -16,10 +18,12 @@ mod values;
 
 use std::sync::Arc;
 
-pub use decide::{Admission, Admitted, Decision, Outcome, Relay, Step, plan};
+pub use decide::{Admission, Admitted, Decision, plan};
 pub use explain::Explanation;
-pub use facts::{Backend, Body, Fact, Facts, Head, Models, Server, ServerState, Subjects, Terms, Wish};
+pub use fact::Fact;
+pub use facts::{Backend, Body, Facts, Head, Models, Server, ServerState, Subjects, Terms, Wish};
 pub use matching::{Bounds, Match, Mismatch, Subject};
+pub use outcome::{DecisionStep, Outcome, Relay, StepResult};
 pub use ruling::{LiveGates, Ruling};
 pub use settings::{Drafter, Gamma, Gates, Holdback, Scope, Vocabulary};
 

@@ -7,14 +7,14 @@
 //! and so does its last item; one that broke off ends with `response.failed`; an assistant's
 //! message of several parts is sent whole. PURE.
 
-mod asked;
 mod custom;
+mod echo;
 mod events;
 mod input;
 mod item;
 mod request;
 
-pub use asked::Asked;
+pub use echo::Echo;
 pub use events::Events;
 pub use request::translate;
 
@@ -22,25 +22,25 @@ use serde_json::{Map, Value, json};
 
 use crate::openai::event::finish_reason;
 use crate::translation::{logprobs, of_message, set};
-use asked::State;
-use item::Kind;
+use echo::ResponseStatus;
+use item::ItemKind;
 
 /// The response for the JSON answer of a chat; its ids are made from `seed`. `None` if that is no
 /// answer of a chat.
-pub fn response(chat: &Value, asked: &Asked, seed: u64) -> Option<Value> {
+pub fn response(chat: &Value, echo: &Echo, seed: u64) -> Option<Value> {
     let choice = chat.get("choices")?.get(0)?;
-    let state = State::of(finish_reason(choice)?);
+    let state = ResponseStatus::of(finish_reason(choice)?);
     let parts = of_message(choice.get("message")?, seed)?;
     let (rows, last) = (item::logprobs(logprobs(choice)), parts.len().saturating_sub(1));
     let items = parts.into_iter().enumerate().map(|(at, (part, text))| {
-        let kind = Kind::of(&part, asked);
+        let kind = ItemKind::of(&part, echo);
         let id = kind.id(seed, at as u64);
-        let status = if at == last { state.of_item() } else { State::Completed.name() };
+        let status = if at == last { state.of_item() } else { ResponseStatus::Completed.name() };
         item::item(&part, kind, &id, &item::text_of(kind, text), &rows, status)
     });
-    let mut asked = asked.clone();
-    asked.begin(chat);
-    Some(asked.response(&state, items.collect(), chat.get("usage")))
+    let mut echo = echo.clone();
+    echo.begin(chat);
+    Some(echo.response(&state, items.collect(), chat.get("usage")))
 }
 
 /// Usage of a chat as that of a response. What a chat does not tell counts as 0: clients need a

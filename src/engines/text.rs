@@ -1,6 +1,7 @@
 //! Tokens to text and back: tokenizer, incremental detokenizer, chat template, vocabulary
 //! fingerprint, and translation between two vocabularies.
 
+mod byte_table;
 pub mod decode;
 pub mod evidence;
 pub mod fingerprint;
@@ -9,7 +10,7 @@ pub mod template;
 pub mod tokenizer;
 pub mod translate;
 
-pub use decode::{Detokenizer, Step, Stepwise};
+pub use decode::{DecodeStep, Detokenizer, Stepwise};
 pub use fingerprint::Fingerprint;
 pub use template::ChatTemplate;
 pub use tokenizer::{Piece, Tokenizer};

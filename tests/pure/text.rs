@@ -88,7 +88,7 @@ fn a_special_token_does_not_stay_in_the_window() {
     let mut text = detokenizer.push(ids[0]);
     for _ in 0..100 {
         text += &detokenizer.push(end);
-        assert!(!detokenizer.holds());
+        assert!(!detokenizer.is_inside_character());
     }
     text.extend(ids[1..].iter().map(|&id| detokenizer.push(id)));
     assert_eq!(text, PIECES.decode(&ids, true).unwrap());

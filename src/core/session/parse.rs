@@ -41,6 +41,29 @@ impl Parsed {
     }
 }
 
+/// The parts of a complete output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ParsedMessage {
+    /// Reasoning; `None` for null.
+    pub reasoning: Option<String>,
+    /// Content; `None` for null.
+    pub content: Option<String>,
+    pub calls: Vec<ToolCall>,
+    /// Tokens that `usage` counts as reasoning; zero without a reasoning parser.
+    pub reasoning_tokens: u64,
+}
+
+/// A complete tool call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The id, where the model wrote one.
+    pub id: Option<String>,
+    /// The function's name.
+    pub name: String,
+    /// Arguments: JSON, or the text that the model wrote instead.
+    pub arguments: String,
+}
+
 /// A piece of one tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallDelta {

@@ -21,9 +21,10 @@ use std::collections::{BTreeSet, HashMap};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::confirmation::{Confirmation, END_TOKENS, MAX_TOKENS};
 use super::shared::bytes;
 use super::{Call, Engine};
-use crate::openai::{Defaults, GenerationConfig, Route, Sampling, SamplingField as F};
+use crate::openai::{Defaults, GenerationConfig, Route, SamplingField as F};
 use foretell_core::units::TokenId;
 
 /// Choices of a call, by attempt with another seed.
@@ -45,66 +46,12 @@ const ENDS: usize = 4;
 /// Maximum number of calls; about 30 are usual.
 const CALLS: u32 = 60;
 
-/// Name of the ends of a text in `generation_config.json`.
-pub const END_TOKENS: &str = "eos_token_id";
-/// Name of the limit of an output in a request.
-pub const MAX_TOKENS: &str = "max_tokens";
-
-/// The outcome: the defaults of a model's file, as far as the server follows them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Confirmation {
-    /// Fields in which the server contradicts the file.
-    pub contradicted: Vec<&'static str>,
-    /// Fields that could not be decided.
-    pub unconfirmed: Vec<&'static str>,
-    /// Number of calls that were made.
-    pub calls: u32,
-}
-
-impl Confirmation {
-    /// The first of these defaults that this request needs, and that is not confirmed.
-    pub fn doubted(&self, sampling: &Sampling) -> Option<&'static str> {
-        let doubts = |name: &str| {
-            let named = |all: &[&'static str]| all.contains(&name);
-            named(&self.contradicted) || named(&self.unconfirmed)
-        };
-        // A greedy choice is truncated to the same token by every value.
-        let greedy = sampling.temperature == 0.0
-            && (sampling.set_by_client.has(F::Temperature) || !doubts(F::Temperature.name()));
-        let needed = |field: &F| {
-            !(sampling.set_by_client.has(*field) || greedy && matches!(field, F::TopP | F::TopK | F::MinP))
-        };
-        let open = F::ALL.into_iter().filter(needed).map(F::name).find(|name| doubts(name));
-        open.or_else(|| (doubts(END_TOKENS) && !sampling.ignore_eos).then_some(END_TOKENS))
-    }
-}
-
-impl Confirmation {
-    /// The problem for the operator, with its remedy; `None` if everything is confirmed.
-    pub fn problem(&self) -> Option<String> {
-        let passed = "requests that leave one of these to the server are passed through (defaults_unknown)";
-        match (self.contradicted.join(", "), self.unconfirmed.join(", ")) {
-            (fields, _) if !fields.is_empty() => Some(format!(
-                "its answers contradict the model's generation_config.json in {fields}: {passed}. Name the folder of the \
-                 model that it serves (--tokenizer, or models[].generation_config), or start it without \
-                 --generation-config and --override-generation-config, or with --enable-scale-out, by which it \
-                 reports its defaults"
-            )),
-            (_, fields) if !fields.is_empty() => Some(format!(
-                "its answers have not confirmed the model's generation_config.json in {fields}: {passed}. They are \
-                 tested again; started with --enable-scale-out, it reports its defaults"
-            )),
-            _ => None,
-        }
-    }
-}
-
 /// An answer to a call: its status and body; `None`: there was none.
-pub type Heard = Option<(u16, Vec<u8>)>;
+pub type CallAnswer = Option<(u16, Vec<u8>)>;
 
 /// The next thing to do.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asked {
+pub struct ConfirmCall {
     pub call: Call,
     /// It decides a disagreement: wait until the server is idle. Where it does not become idle, the
     /// answer is taken as none.
@@ -206,13 +153,13 @@ impl Confirmer {
     }
 
     /// The next call; `None`: all is decided, or the calls are used up.
-    pub fn next_call(&mut self) -> Option<Asked> {
+    pub fn next_call(&mut self) -> Option<ConfirmCall> {
         if self.found.calls >= CALLS {
             return None;
         }
         if self.limits.len() < LIMITS {
             self.found.calls += 1;
-            return Some(Asked { call: self.limit_call(self.limits.len()), idle: false });
+            return Some(ConfirmCall { call: self.limit_call(self.limits.len()), idle: false });
         }
         while let Some(&topic) = self.topics.get(self.topic) {
             match follows(&self.heard, self.wrongs(topic)) {
@@ -227,7 +174,7 @@ impl Confirmer {
                     }
                     self.pending = first.then(|| call.body.clone());
                     self.found.calls += 1;
-                    return Some(Asked { call, idle });
+                    return Some(ConfirmCall { call, idle });
                 }
                 Next::Again => self.repeat(topic),
                 Next::Confirmed => self.decide(|_| None, topic),
@@ -239,7 +186,7 @@ impl Confirmer {
     }
 
     /// Takes the answer to the last call.
-    pub fn take(&mut self, heard: Heard) {
+    pub fn take(&mut self, heard: CallAnswer) {
         if self.limits.len() < LIMITS {
             let limit = heard.as_ref().and_then(|(_, body)| limit_in(body));
             let refused = matches!(heard, Some((400..=499, _))) && limit.is_none();
@@ -488,7 +435,7 @@ struct Choice {
 }
 
 impl Content {
-    fn of(heard: Heard) -> Self {
+    fn of(heard: CallAnswer) -> Self {
         match heard {
             Some((200, body)) => {
                 serde_json::from_slice::<Answered>(&body).map_or(Self::None, |mut answered| {

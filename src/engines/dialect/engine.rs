@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::confirm::Confirmation;
+use super::confirmation::Confirmation;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Request, Route, Sampling};
-use crate::parse::{Parsers, call_grammar, is_strict};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, call_grammar, is_strict};
+use crate::parse::{Parsers, ToolFormat};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{VerifyMethod, VerifyResult};
@@ -264,13 +264,15 @@ impl Engine {
             Some(defaults) => (request.sampling.with_defaults(defaults), true),
             None => (request.sampling.clone(), request.sampling.sets_all()),
         };
-        if self.continues_grammar && request.tools && !request.bars_tools {
-            let tools = request.body.get("tools").and_then(Value::as_array);
-            let forced = request.forced.as_ref();
-            let grammar =
-                tools.and_then(|tools| call_grammar(self.parsers.tools, tools, forced, request.single_call));
+        if self.continues_grammar
+            && self.parsers.tools == Some(ToolFormat::Hermes)
+            && request.tools
+            && !request.bars_tools
+            && let Some(tools) = request.body.get("tools").and_then(Value::as_array)
+            && let Some(grammar) = call_grammar(tools, request.forced.as_ref(), request.single_call)
+        {
             // Together with another one the server refuses it.
-            sampling.grammar = grammar.map(Arc::new).or(sampling.grammar);
+            sampling.grammar = Some(Arc::new(grammar));
         }
         (sampling, known)
     }

@@ -16,8 +16,8 @@ use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
     Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Request, Route, Sampling};
-use crate::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat};
+use crate::openai::{Additive, CALL_GRAMMAR_VERSION, Defaults, Request, Route, Sampling};
+use crate::parse::{Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
@@ -91,7 +91,7 @@ impl Codec for Onnx {
             renders: parsers != Parsers::default(),
             derenders: parsers != Parsers::default(),
             proposes: answers.number(MODELS, "/data/0/proposes").unwrap_or(0) as usize,
-            continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR),
+            continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR_VERSION),
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }

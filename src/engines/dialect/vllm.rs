@@ -11,7 +11,7 @@
 //!
 //! **The call that crashes the engine**: prompt log-probabilities with `detokenize` left on. Cached
 //! rows of the V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop
-//! that all requests share. `score_call` is the only function that asks for prompt
+//! that all requests share. `token_endpoint::score_call` is the only function that asks for prompt
 //! log-probabilities, and a property test checks that it sends `detokenize: false`.
 //!
 //! **The first call that may crash the engine**: any with log-probabilities, where no C++ compiler
@@ -23,14 +23,13 @@
 
 mod build;
 mod minimum;
+mod token_endpoint;
 
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::body::Body;
 use super::confirm::Confirmer;
 use super::recognise::{MODELS, VERSION};
-use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
+use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
@@ -40,20 +39,16 @@ use crate::translation::Thinking;
 use foretell_core::session::StopBuffer;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
-use foretell_core::words::{Row, VerifyMethod, VerifyResult};
+use foretell_core::words::{VerifyMethod, VerifyResult};
+use token_endpoint::{GENERATE, MAX_LOGPROBS};
 
-const GENERATE: &str = "/inference/v1/generate";
 const ABORT: &str = "/inference/v1/abort_requests";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
-/// The default of `--max-logprobs`.
-const MAX_LOGPROBS: usize = 20;
 /// Maximum prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const MAX_PROMPTS: usize = 1024;
 /// Tokens per block where the server does not report it.
 const BLOCK: usize = 16;
-/// The engine raises temperatures above zero to this.
-const MIN_TEMPERATURE: f64 = 0.01;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version that has [`ABORT`] in addition to the token endpoint.
@@ -332,7 +327,9 @@ impl Codec for Vllm {
                 let most = MAX_PROMPTS.min(minimum::nodes(round).saturating_add(1));
                 Ok(shared::fan_out(round, most, &shared::client_fields_with_ids(&sampling)))
             }
-            VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
+            VerifyMethod::Score => {
+                token_endpoint::score_request(round, token_endpoint::scored_nodes(engine, round))
+            }
             VerifyMethod::Tree => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
@@ -346,7 +343,7 @@ impl Codec for Vllm {
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         if round.method == VerifyMethod::Score {
-            return score_result(engine, round, asked.nodes, body);
+            return token_endpoint::score_result(engine, round, asked.nodes, body);
         }
         let sent = shared::fan_out_tokens(round, asked.nodes);
         let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
@@ -363,15 +360,15 @@ impl Codec for Vllm {
     /// Where the cache covers a part of a scored draft (an earlier request had this text), none of
     /// its rows can be read. It cannot cover a part of a block that the prompt does not fill.
     fn again(&self, engine: &Engine, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
-        let nodes = asked.nodes.min(uncached_nodes(engine, round.context.len()));
+        let nodes = asked.nodes.min(token_endpoint::uncached_nodes(engine, round.context.len()));
         let fewer = round.method == VerifyMethod::Score && nodes < asked.nodes;
-        fewer.then(|| scored_by(round, nodes).ok()).flatten()
+        fewer.then(|| token_endpoint::score_request(round, nodes).ok()).flatten()
     }
 
     /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens
     /// being invalid.
     fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
-        let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs?.len();
+        let listed = token_endpoint::listed_rows(body)?;
         Some(if listed < prompt { RowShape::Tail } else { RowShape::Full })
     }
 
@@ -475,65 +472,6 @@ fn defaults(params: &Map<String, Value>) -> Defaults {
     }
 }
 
-/// Number of nodes that can be scored: the chain at the draft's head, up to a token that is no
-/// text; and where cached rows are invalid and the server does not report how many there are, no
-/// further than the next block, because only whole blocks are cached.
-fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
-    let text = shared::text_stem(engine, round.draft);
-    if engine.rows == RowShape::Tail || engine.tells_cached {
-        return text;
-    }
-    text.min(uncached_nodes(engine, round.context.len()))
-}
-
-/// Maximum number of tokens after a context of which no block ends among them.
-fn uncached_nodes(engine: &Engine, context: usize) -> usize {
-    let block = engine.block.max(1);
-    block - 1 - (context + block - 1) % block
-}
-
-fn scored_by(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
-    let width = score::width(round.sampling, MAX_LOGPROBS);
-    let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
-    Ok(VerifyRequest { calls: vec![score_call(round, nodes, width, true)], nodes })
-}
-
-/// The one call that asks for prompt log-probabilities, always with `detokenize: false`. `cached`:
-/// it reads the prefix cache.
-fn score_call(round: &Round<'_>, nodes: usize, width: usize, cached: bool) -> Call {
-    let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
-    let sampling = round.sampling;
-    let mut params = json!({
-        "max_tokens": 1,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k.unwrap_or(0),
-        "min_p": sampling.min_p,
-        "detokenize": false,
-        "ignore_eos": sampling.ignore_eos,
-    });
-    if nodes > 0
-        && let Some(params) = params.as_object_mut()
-    {
-        params.insert("prompt_logprobs".into(), width.into());
-        params.insert("skip_reading_prefix_cache".into(), (!cached).into());
-    }
-    // The one token that the engine samples; the rows before it are probabilities by logits alone.
-    let least = minimum::behind(sampling, round.context.output.len() + path.len(), 1).min_tokens;
-    if least > 0
-        && let Some(params) = params.as_object_mut()
-    {
-        params.insert("min_tokens".into(), least.into());
-    }
-    let ids = round.context.ids();
-    let body = Body::around(&ids, 1)
-        .put("model", round.context.model)
-        .ids("token_ids", &ids, &path)
-        .put("sampling_params", params)
-        .put("stream", false);
-    Call { path: GENERATE, body: body.end() }
-}
-
 /// For several prompts the usage counts all tokens, but the cached tokens of one prompt only; the
 /// other prompts, which begin with the same context, have as many cached.
 fn shared_cache(round: &Round<'_>, nodes: usize, result: VerifyResult) -> VerifyResult {
@@ -541,66 +479,6 @@ fn shared_cache(round: &Round<'_>, nodes: usize, result: VerifyResult) -> Verify
     let others = |computed: u32| nodes * all.saturating_sub(computed as usize);
     let computed = result.computed.map(|computed| computed.saturating_sub(others(computed) as u32));
     VerifyResult { computed, ..result }
-}
-
-#[derive(Deserialize)]
-struct Scored {
-    choices: Vec<ScoredChoice>,
-    #[serde(default)]
-    prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
-    #[serde(default)]
-    usage: Option<PromptUsage>,
-}
-
-#[derive(Deserialize)]
-struct ScoredChoice {
-    token_ids: Vec<TokenId>,
-    finish_reason: Option<String>,
-}
-
-fn score_result(
-    engine: &Engine,
-    round: &Round<'_>,
-    nodes: usize,
-    body: &[u8],
-) -> Result<VerifyResult, Unreadable> {
-    let scored: Scored =
-        serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;
-    let [choice] = scored.choices.as_slice() else { return Err(Unreadable("not one choice")) };
-    let [bonus] = choice.token_ids.as_slice() else { return Err(Unreadable("not one token")) };
-    let path = nodes.checked_sub(1).map_or(0, |last| round.draft.path(last).len());
-    shared::check_prompt(scored.usage.as_ref(), round.context.len() + path)?;
-    let computed = scored.usage.as_ref().and_then(PromptUsage::computed);
-    let cached = scored.usage.as_ref().and_then(PromptUsage::cached);
-    let context = round.context.len();
-    // Rows of cached tokens are invalid or missing; the row of the first node follows token n − 1.
-    if cached.is_some_and(|cached| cached as usize > context.saturating_sub(1)) {
-        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
-    }
-    let listed = scored.prompt_logprobs.unwrap_or_default();
-    let tail = listed.len().checked_sub(nodes).and_then(|from| listed.get(from..)).unwrap_or_default();
-    if tail.len() < nodes {
-        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
-    }
-    let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
-    let told = tail.iter().map(|row| row.as_ref().map(row_logprobs).unwrap_or_default());
-    Ok(VerifyResult {
-        rows: score::rows(engine, &raised(round.sampling), MAX_LOGPROBS, told, round.weighs, bonus),
-        computed,
-        ..VerifyResult::default()
-    })
-}
-
-/// The sampling with the engine's temperature, which is at least [`MIN_TEMPERATURE`] above zero.
-fn raised(sampling: &Sampling) -> Sampling {
-    let least = if sampling.temperature > 0.0 { MIN_TEMPERATURE } else { 0.0 };
-    Sampling { temperature: sampling.temperature.max(least), ..sampling.clone() }
-}
-
-/// The tokens of one row with their log-probabilities.
-fn row_logprobs(row: &Map<String, Value>) -> Vec<(TokenId, f64)> {
-    let entry = |(id, entry): (&String, &Value)| Some((id.parse().ok()?, entry.get("logprob")?.as_f64()?));
-    row.iter().filter_map(entry).collect()
 }
 
 #[cfg(test)]

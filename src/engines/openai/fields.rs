@@ -12,7 +12,7 @@ use super::messages;
 use super::parameters::Field;
 use super::request::{Prompt, Request};
 use super::sampling::{Sampling, SamplingField};
-use crate::parse::Forced;
+use super::tool_calls::ForcedCalls;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason as R};
 
@@ -31,8 +31,8 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         }
         Field::Prompt => request.prompt = prompt(value)?,
         Field::Messages => {
-            let (prompt, rendered) = messages::read(value)?;
-            request.prompt = prompt;
+            let rendered = messages::check(value)?;
+            request.prompt = Prompt::Messages(value.clone());
             request.rendered.extend(rendered.map(|reason| Refused::by(reason, "messages")));
         }
         Field::Tools => {
@@ -45,7 +45,7 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         Field::ToolChoice => match value.as_str() {
             Some("auto") => {}
             Some("none") => request.bars_tools = true,
-            _ => request.forced = Some(Forced::read(value).ok_or(R::Tools)?),
+            _ => request.forced = Some(ForcedCalls::read(value).ok_or(R::Tools)?),
         },
         Field::ParallelToolCalls => request.single_call = !boolean(value)?,
         // `max_completion_tokens` wins, in any order of the members.

@@ -5,21 +5,20 @@
 
 use serde_json::Value;
 
-use super::request::Prompt;
 use foretell_core::words::RelayReason as R;
 
-/// The messages as a prompt, and the reason to relay them where the engine does not tell the prompt
-/// that it makes of them; `None` if they are only text.
+/// Checks the messages. Returns the reason to relay them where the engine does not report the
+/// prompt that its template makes of them; `None` if they are only text.
 ///
 /// # Errors
-/// Reason why they may not be speculated on.
-pub fn read(value: &Value) -> Result<(Prompt, Option<R>), R> {
+/// Reason why they are not eligible for speculation.
+pub fn check(value: &Value) -> Result<Option<R>, R> {
     let messages = value.as_array().filter(|messages| !messages.is_empty()).ok_or(R::Body)?;
     let mut rendered = None;
     for message in messages {
-        rendered = check(message)?.or(rendered);
+        rendered = check_message(message)?.or(rendered);
     }
-    Ok((Prompt::Messages(value.clone()), rendered))
+    Ok(rendered)
 }
 
 /// A text, or a list of text parts as one text; `None` if it is or has anything else.
@@ -44,7 +43,7 @@ fn part_text(part: &Value) -> Option<&str> {
 }
 
 /// Checks one message; returns the reason to relay it where the engine does not tell the prompt.
-fn check(message: &Value) -> Result<Option<R>, R> {
+fn check_message(message: &Value) -> Result<Option<R>, R> {
     let members = message.as_object().ok_or(R::Body)?;
     let mut rendered = None;
     for (key, value) in members.iter().filter(|(_, value)| !value.is_null()) {

@@ -3,8 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::parse::{Call, Whole};
-use foretell_core::session::{CallDelta, Parsed};
+use foretell_core::session::parse::{CallDelta, Parsed, ParsedMessage, ToolCall};
 
 /// Names of the reasoning in a delta: vLLM's, and that of older versions and other servers.
 pub const REASONING: [&str; 2] = ["reasoning", "reasoning_content"];
@@ -97,12 +96,12 @@ fn whole_call(id: &str, name: &str, arguments: &str) -> Value {
 }
 
 /// Reads the message of a whole chat answer. `None` if it has another form.
-pub fn read_whole(body: &[u8]) -> Option<Whole> {
+pub fn read_whole(body: &[u8]) -> Option<ParsedMessage> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     let message = answer.pointer("/choices/0/message")?.as_object()?;
     let text = |name: &str| message.get(name).and_then(Value::as_str).map(str::to_owned);
     let calls = message.get("tool_calls").and_then(Value::as_array).into_iter().flatten();
-    Some(Whole {
+    Some(ParsedMessage {
         reasoning: REASONING.into_iter().find_map(text),
         content: text("content"),
         calls: calls.map(read_whole_call).collect::<Option<_>>()?,
@@ -111,16 +110,16 @@ pub fn read_whole(body: &[u8]) -> Option<Whole> {
 }
 
 /// Ids are left out: the engine makes new ones on this page.
-fn read_whole_call(call: &Value) -> Option<Call> {
+fn read_whole_call(call: &Value) -> Option<ToolCall> {
     let member = |name: &str| call.get("function")?.get(name)?.as_str().map(str::to_owned);
-    Some(Call { id: None, name: member("name")?, arguments: member("arguments")? })
+    Some(ToolCall { id: None, name: member("name")?, arguments: member("arguments")? })
 }
 
 /// Writes the parts of a whole answer into its message; null for those that it has not, no member
 /// for no calls. `reasoning` and `id` as for [`write()`].
 pub fn write_whole(
     message: &mut Map<String, Value>,
-    parts: &Whole,
+    parts: &ParsedMessage,
     reasoning: &str,
     mut id: impl FnMut() -> String,
 ) {
@@ -173,13 +172,13 @@ mod tests {
 
     #[test]
     fn a_whole_message_that_is_written_is_read_again() {
-        let call = |name: &str| Call { id: None, name: name.to_owned(), arguments: "{}".to_owned() };
+        let call = |name: &str| ToolCall { id: None, name: name.to_owned(), arguments: "{}".to_owned() };
         for (reasoning, content, calls) in [
             (Some("hm"), None, vec![call("f"), call("g")]),
             (None, Some("so"), Vec::new()),
             (None, None, Vec::new()),
         ] {
-            let parts = Whole {
+            let parts = ParsedMessage {
                 reasoning: reasoning.map(str::to_owned),
                 content: content.map(str::to_owned),
                 calls,

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::messages;
 use super::sampling::Sampling;
-use crate::parse::Forced;
+use super::tool_calls::ForcedCalls;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
 
@@ -132,7 +132,7 @@ pub struct Request {
     /// All calls but the first are left out (`parallel_tool_calls: false`).
     pub single_call: bool,
     /// Calls that must be made; `None` if none must.
-    pub forced: Option<Forced>,
+    pub forced: Option<ForcedCalls>,
     /// Parameters that change the prompt, and perhaps more, each with the reason to relay where the
     /// engine does not tell the prompt and the sampling of exactly this request.
     pub rendered: Vec<Refused>,

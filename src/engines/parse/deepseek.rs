@@ -4,7 +4,7 @@
 //! a newline in the arguments ends them for a stream, and hides the call in a whole answer.
 
 use super::growing::Places;
-use super::{Call, Vocabulary, python, steps};
+use super::{ToolCall, Vocabulary, python, steps};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 use foretell_core::units::TokenId;
@@ -234,7 +234,7 @@ impl Deepseek {
 }
 
 /// Content and calls of a whole output; `None` if it has no section.
-pub(super) fn whole(layout: Layout, output: &str) -> Option<(Option<String>, Vec<Call>)> {
+pub(super) fn whole(layout: Layout, output: &str) -> Option<(Option<String>, Vec<ToolCall>)> {
     let (content, _) = output.split_once(SECTION)?;
     let mut calls = Vec::new();
     let mut found = Found::new(output);
@@ -256,8 +256,8 @@ pub(super) fn whole(layout: Layout, output: &str) -> Option<(Option<String>, Vec
     Some((Some(content).filter(|text| !python::strip(text).is_empty()).map(str::to_owned), calls))
 }
 
-fn call(name: &str, arguments: &str) -> Call {
-    Call { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
+fn call(name: &str, arguments: &str) -> ToolCall {
+    ToolCall { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
 }
 
 /// The places of all that calls are made of in a whole output. They are looked for once for all
@@ -292,7 +292,7 @@ impl<'a> Found<'a> {
     }
 
     /// A call of V3.1 from the byte `at` on: its type, itself, its end.
-    fn plain(&mut self, at: usize) -> Option<(&'a str, Call, usize)> {
+    fn plain(&mut self, at: usize) -> Option<(&'a str, ToolCall, usize)> {
         let (line, separator) = self.line(at)?;
         let start = separator + BETWEEN.len();
         let end = self.ends.from(start).filter(|end| end + END.len() <= line)?;
@@ -301,7 +301,7 @@ impl<'a> Found<'a> {
     }
 
     /// A call of V3, with its end marker on the line after its arguments.
-    fn fenced(&mut self, at: usize) -> Option<(&'a str, Call, usize)> {
+    fn fenced(&mut self, at: usize) -> Option<(&'a str, ToolCall, usize)> {
         let (line, _) = self.line(at)?;
         let start = line + FENCE.len();
         self.output.get(line..)?.starts_with(FENCE).then_some(())?;

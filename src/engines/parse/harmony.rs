@@ -6,7 +6,7 @@
 //! channel, or a recipient that is a function. A header that cannot be read hides its message; one
 //! that the output ends in is content, as the model wrote it.
 
-use super::{Call, Request, Unsure, Vocabulary, Whole, python, steps};
+use super::{ParsedMessage, Request, ToolCall, Unsure, Vocabulary, python, steps};
 
 use foretell_core::session::parse::{CallDelta, Parse, Parsed};
 use foretell_core::units::TokenId;
@@ -64,7 +64,7 @@ struct Header {
     is_reasoning: bool,
     /// Its text is JSON, as far as the header says.
     is_json: bool,
-    /// Whole answers leave out messages of others, streams do not.
+    /// The parts of an answer that is not streamed, which leaves out messages to others.
     is_assistant: bool,
 }
 
@@ -314,7 +314,11 @@ impl Harmony {
     ///
     /// # Errors
     /// The server's answer depends on more than the output, or is an error.
-    pub fn whole(mut self, request: &Request<'_>, tokens: &[(TokenId, &str)]) -> Result<Whole, Unsure> {
+    pub fn whole(
+        mut self,
+        request: &Request<'_>,
+        tokens: &[(TokenId, &str)],
+    ) -> Result<ParsedMessage, Unsure> {
         let mut text = String::new();
         let mut parts = Parts::default();
         for (token, piece) in tokens {
@@ -337,7 +341,7 @@ impl Harmony {
             let parts: Vec<_> = parts.into_iter().filter(|text| !text.is_empty()).collect();
             Some(parts.join("\n")).filter(|text| !text.is_empty())
         };
-        Ok(Whole {
+        Ok(ParsedMessage {
             reasoning: lines(parts.reasoning).filter(|_| self.tells_reasoning),
             content: lines(parts.content),
             calls: if self.tells_calls && request.may_call { parts.calls } else { Vec::new() },
@@ -351,7 +355,7 @@ impl Harmony {
 struct Parts {
     reasoning: Vec<String>,
     content: Vec<String>,
-    calls: Vec<Call>,
+    calls: Vec<ToolCall>,
 }
 
 impl Parts {
@@ -362,7 +366,7 @@ impl Parts {
             Part::Content => self.content.push(text),
             Part::Call(name) => {
                 let arguments = if header.is_json { rewritten(text)? } else { text };
-                self.calls.push(Call { id: None, name: name.clone(), arguments });
+                self.calls.push(ToolCall { id: None, name: name.clone(), arguments });
             }
             Part::Nothing => {}
         }

@@ -2,11 +2,12 @@
 //!
 //! Streamed, the arguments are the model's own text, cut out of the object: the server looks for
 //! `"name"` and `"arguments"` wherever they stand first, so a call with its name last gets more
-//! text than its arguments. Whole, the object is parsed and written again. Both are followed here.
+//! text than its arguments. In a complete answer, the object is parsed and serialised. Both are
+//! followed here.
 
 use super::growing::{EndSearch, NameSearch, ValueSearch};
 use super::python::{self, Unread, Value};
-use super::{Call, Unsure, steps};
+use super::{ToolCall, Unsure, steps};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 
@@ -236,7 +237,7 @@ impl Hermes {
 }
 
 /// Content and calls of a whole output, as [`super::whole`] wants them.
-pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
+pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
     let Some(start) = output.find(START) else { return Ok((Some(output.to_owned()), Vec::new())) };
     let mut calls = Vec::new();
     let mut rest = output;
@@ -253,7 +254,7 @@ pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure>
 }
 
 /// One call; `None` if the server gives up all calls because of it.
-fn call(body: &str) -> Result<Option<Call>, Unsure> {
+fn call(body: &str) -> Result<Option<ToolCall>, Unsure> {
     let value = match python::load(body) {
         Ok(value) => value,
         Err(Unread::Invalid) => return Ok(None),
@@ -264,5 +265,5 @@ fn call(body: &str) -> Result<Option<Call>, Unsure> {
     let (Some(Value::Text(name)), Some(arguments)) = (field("name"), field("arguments")) else {
         return Ok(None);
     };
-    Ok(Some(Call { id: None, name: name.clone(), arguments: python::dump(arguments) }))
+    Ok(Some(ToolCall { id: None, name: name.clone(), arguments: python::dump(arguments) }))
 }

@@ -8,7 +8,7 @@
 
 use super::growing::EndSearch;
 use super::python::{self, Unread, Value};
-use super::{Call, Unsure, steps};
+use super::{ToolCall, Unsure, steps};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 
@@ -216,7 +216,7 @@ fn first_name(object: &str) -> Result<&str, NoName> {
     if name.is_empty() || name.contains('\\') { Err(NoName::Ever) } else { Ok(name) }
 }
 
-pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
+pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
     let content = || Ok((Some(output.to_owned()), Vec::new()));
     let mut calls = Vec::new();
     let mut at = 0;
@@ -235,10 +235,10 @@ pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure>
     if calls.is_empty() { content() } else { Ok((None, calls)) }
 }
 
-fn call(value: &Value) -> Option<Call> {
+fn call(value: &Value) -> Option<ToolCall> {
     let Value::Object(fields) = value else { return None };
     let field = |key: &str| fields.iter().find(|(known, _)| known == key).map(|(_, value)| value);
     let Value::Text(name) = field("name")? else { return None };
     let arguments = field("arguments").or_else(|| field("parameters"))?;
-    Some(Call { id: None, name: name.clone(), arguments: python::dump(arguments) })
+    Some(ToolCall { id: None, name: name.clone(), arguments: python::dump(arguments) })
 }

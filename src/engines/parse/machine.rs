@@ -16,7 +16,7 @@ pub(super) use setup::Setup;
 use super::arguments::Arguments;
 use super::grammar::{Mark, State, Step, Tells};
 use super::growing::NameSearch;
-use super::{Call, Unsure};
+use super::{ToolCall, Unsure};
 use super::{python, steps};
 
 use foretell_core::session::parse::Parsed;
@@ -198,7 +198,7 @@ impl Machine {
     }
 
     /// Content and calls of a whole output without reasoning.
-    pub fn whole_calls(mut self, output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
+    pub fn whole_calls(mut self, output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
         let mut events = Vec::new();
         self.feed(&mut events, None, output);
         self.end(&mut events);

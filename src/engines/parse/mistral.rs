@@ -9,7 +9,7 @@
 use super::grammar::{Grammar, Names};
 use super::pieces::{Event, Pieces};
 use super::python::{self, Unread, Value};
-use super::{Call, Unsure, Vocabulary};
+use super::{ToolCall, Unsure, Vocabulary};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 use foretell_core::units::TokenId;
@@ -217,7 +217,7 @@ impl Mistral {
 }
 
 /// Content and calls of a whole output; without calls the content is the text behind the marker.
-pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
+pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
     let Some((content, behind)) = output.split_once(MARKER) else {
         return Ok((Some(output.to_owned()), Vec::new()));
     };
@@ -251,11 +251,11 @@ fn read(text: &str) -> Result<Option<Value>, Unsure> {
     }
 }
 
-fn call(value: &Value) -> Option<Call> {
+fn call(value: &Value) -> Option<ToolCall> {
     let Value::Object(fields) = value else { return None };
     let field = |key: &str| fields.iter().find(|(known, _)| known == key).map(|(_, value)| value);
     let (name, arguments) = (field("name"), field("arguments"));
-    (name.is_some() || arguments.is_some()).then(|| Call {
+    (name.is_some() || arguments.is_some()).then(|| ToolCall {
         id: None,
         name: if let Some(Value::Text(name)) = name { name.clone() } else { String::new() },
         arguments: match arguments {

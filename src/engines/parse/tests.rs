@@ -88,7 +88,7 @@ impl Case {
         golden.with(|vocabulary| golden.parsers.stream(&self.request(), vocabulary)).unwrap()
     }
 
-    fn whole(&self, golden: &Golden) -> Result<Whole, Unsure> {
+    fn whole(&self, golden: &Golden) -> Result<ParsedMessage, Unsure> {
         let tokens: Vec<_> = self.tokens.iter().map(|(id, text)| (*id, text.as_str())).collect();
         golden.with(|vocabulary| golden.parsers.whole(&self.request(), vocabulary, &tokens))
     }
@@ -122,8 +122,8 @@ fn as_json(parsed: &Parsed, reasoning_tokens: u64) -> Json {
         "reasoning_tokens": reasoning_tokens})
 }
 
-fn whole_as_json(whole: &Whole) -> Json {
-    let call = |(i, call): (usize, &Call)| serde_json::json!([i, call.name, call.arguments, call.id]);
+fn whole_as_json(whole: &ParsedMessage) -> Json {
+    let call = |(i, call): (usize, &ToolCall)| serde_json::json!([i, call.name, call.arguments, call.id]);
     let calls: Vec<Json> = whole.calls.iter().enumerate().map(call).collect();
     serde_json::json!({"reasoning": whole.reasoning, "content": whole.content, "calls": calls,
         "reasoning_tokens": whole.reasoning_tokens})

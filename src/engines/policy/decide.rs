@@ -4,122 +4,24 @@
 //! session while the request comes in; [`plan`] takes the rest once its server is known. Both end
 //! at the first step that does not pass. [`explain`] takes all of them, also after that step.
 
-use super::PolicySet;
-use super::facts::{Backend, Body, Fact, Facts, Head, Models, ServerState, Subjects};
+use super::facts::{Backend, Body, Facts, Head, Models, ServerState, Subjects};
+use super::outcome::{DecisionStep, Outcome, Relay, StepResult};
 use super::part::{Part, parts};
 use super::ruling::{Allowed, Ruling};
 use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
+use super::{Fact, PolicySet};
 use crate::openai::{Control, Request};
-use foretell_core::words::{Mode, PlainReason, RelayReason};
-
-/// The steps of a decision, in the order in which they are taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The client's request in `x-foretell`.
-    Client,
-    /// The mode of the process.
-    Mode,
-    /// Can any replica do more than relay?
-    Fleet,
-    /// Is the body uncompressed?
-    Encoding,
-    /// Can every parameter of the body be carried exactly?
-    Body,
-    /// The backend that the request goes to, and its mode.
-    Backend,
-    /// Is a session slot free?
-    Session,
-    /// The engine that answers at the replica's address.
-    Server,
-    /// Can this engine serve the request exactly?
-    Dialect,
-    /// The policy that applies.
-    Policy,
-    /// Do policy, process, client and probe permit speculation?
-    Permission,
-    /// The methods that may verify drafts.
-    VerifyLimits,
-    /// The drafters that can draft.
-    Drafters,
-}
-
-impl Step {
-    /// Name in explanations.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Mode => "mode",
-            Self::Fleet => "fleet",
-            Self::Encoding => "encoding",
-            Self::Body => "body",
-            Self::Backend => "backend",
-            Self::Session => "session",
-            Self::Server => "server",
-            Self::Dialect => "dialect",
-            Self::Policy => "policy",
-            Self::Permission => "permission",
-            Self::VerifyLimits => "verify",
-            Self::Drafters => "drafters",
-        }
-    }
-}
-
-/// The decision to relay a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Relay {
-    /// The reason.
-    pub reason: RelayReason,
-    /// Name of the parameter or header that causes it, if a single one does.
-    pub parameter: Option<String>,
-    /// `name@revision` of the policy that matched the request, if one was looked for.
-    pub policy: Option<String>,
-}
-
-impl From<RelayReason> for Relay {
-    fn from(reason: RelayReason) -> Self {
-        Self { reason, parameter: None, policy: None }
-    }
-}
-
-/// Result of a decision.
-#[derive(Clone, Debug)]
-pub enum Outcome {
-    /// A session serves the request, as this ruling says.
-    Serve(Box<Ruling>),
-    /// The request is relayed.
-    Relay(Relay),
-    /// There is no backend for it, or no server answers.
-    Nobody,
-    /// The step needs an unknown fact; the text says why it is unknown.
-    Undecided(Step, &'static str),
-}
+use foretell_core::words::{Mode, RelayReason};
 
 /// One step of an explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The step.
-    pub step: Step,
+    pub step: DecisionStep,
     /// Its result.
     pub result: StepResult,
     /// Its result in words.
     pub words: String,
-}
-
-/// Result of one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepResult {
-    /// The step does not prevent speculation.
-    Passed,
-    /// The session only decodes plainly, for this reason.
-    Plain(PlainReason),
-    /// The request is relayed, for this reason.
-    Relay(RelayReason),
-    /// There is no backend to send it to.
-    NoBackend,
-    /// No server answers at the replica's address.
-    Down,
-    /// It needs a fact that is not known.
-    Unknown,
 }
 
 /// A decision with the steps that led to it.
@@ -137,14 +39,14 @@ pub struct Decision {
 struct Walk {
     whole: bool,
     findings: Vec<Finding>,
-    halt: Option<(Step, Halt)>,
+    halt: Option<(DecisionStep, Halt)>,
 }
 
 impl Walk {
     /// Takes a step and records it; skipped if the decision has ended and no explanation is wanted.
     fn step<T>(
         &mut self,
-        step: Step,
+        step: DecisionStep,
         take: impl FnOnce() -> Result<T, Halt>,
         say: impl FnOnce(&T) -> (StepResult, String),
     ) -> Option<T> {
@@ -196,16 +98,16 @@ impl<'a> Admission<'a> {
 
     fn with(head: Head<'a>, mut walk: Walk) -> Self {
         let control = walk
-            .step(Step::Client, || steps::client(head.wish), |control| steps::say_client(*control))
+            .step(DecisionStep::Client, || steps::client(head.wish), |control| steps::say_client(*control))
             .flatten();
-        walk.step(Step::Mode, || steps::mode(head.mode), |()| passed(head.mode.name()));
+        walk.step(DecisionStep::Mode, || steps::mode(head.mode), |()| passed(head.mode.name()));
         walk.step(
-            Step::Fleet,
+            DecisionStep::Fleet,
             || steps::fleet(head.speculates_anywhere),
             |()| passed("some server may be able to verify"),
         );
         walk.step(
-            Step::Encoding,
+            DecisionStep::Encoding,
             || steps::encoding(head.encoded),
             |()| passed("the body is not compressed"),
         );
@@ -215,9 +117,12 @@ impl<'a> Admission<'a> {
     /// Takes the steps of the body and of its backend.
     pub fn place(&mut self, body: Fact<Body<'a>>, backend: Fact<Option<Backend<'a>>>) {
         let walk = &mut self.walk;
-        let request =
-            walk.step(Step::Body, || steps::body(body), |_| passed("its parameters do not prevent it"));
-        let to = walk.step(Step::Backend, || steps::backend(backend), |to| passed(to.name));
+        let request = walk.step(
+            DecisionStep::Body,
+            || steps::body(body),
+            |_| passed("its parameters do not prevent it"),
+        );
+        let to = walk.step(DecisionStep::Backend, || steps::backend(backend), |to| passed(to.name));
         let whole = self.walk.whole;
         self.request = request.or_else(|| body.known().filter(|_| whole)?.request());
         self.backend = to.or_else(|| backend.known().filter(|_| whole)?);
@@ -225,7 +130,7 @@ impl<'a> Admission<'a> {
 
     /// Takes the step of the session slot.
     pub fn session(&mut self, free: Fact<bool>) {
-        self.walk.step(Step::Session, || steps::session(free), |()| passed("a session slot is free"));
+        self.walk.step(DecisionStep::Session, || steps::session(free), |()| passed("a session slot is free"));
     }
 
     /// True while no step has ended the decision.
@@ -330,11 +235,11 @@ struct Steps {
 impl Planning<'_> {
     fn steps(&self, walk: &mut Walk) -> Steps {
         let Self { request, backend, control, .. } = *self;
-        let server = walk.step(Step::Server, || steps::server(self.server), steps::say_server);
+        let server = walk.step(DecisionStep::Server, || steps::server(self.server), steps::say_server);
         let server = server.or_else(|| self.server.known().filter(|_| walk.whole)?.server());
         let sampling = request.zip(server).map(|(request, server)| server.engine.sampling(request));
         let exact = walk.step(
-            Step::Dialect,
+            DecisionStep::Dialect,
             || {
                 let sampling = sampling.as_ref().ok_or(NO_SERVER)?;
                 steps::exact(request.ok_or(NO_REQUEST)?, server.ok_or(NO_SERVER)?, sampling)
@@ -343,7 +248,7 @@ impl Planning<'_> {
         );
         let temperature = steps::temperature(request, sampling.as_ref().map(|(sampling, _)| sampling));
         let policy = walk.step(
-            Step::Policy,
+            DecisionStep::Policy,
             || {
                 let (name, _) = backend.ok_or(NO_BACKEND)?;
                 steps::matching(self.policies, &self.head.of(request.ok_or(NO_REQUEST)?, name, temperature))
@@ -351,17 +256,17 @@ impl Planning<'_> {
             |policy| passed(format!("{} matches", policy.label())),
         );
         let permission = walk.step(
-            Step::Permission,
+            DecisionStep::Permission,
             || steps::permission(backend.ok_or(NO_BACKEND)?.1, policy.ok_or(NO_POLICY)?, control, server),
             |permission| steps::say_permission(*permission),
         );
         let methods = walk.step(
-            Step::VerifyLimits,
+            DecisionStep::VerifyLimits,
             || Ok(steps::allowed(&exact.ok_or(NO_SERVER)?, server.ok_or(NO_SERVER)?)),
             |methods| steps::say_methods(methods),
         );
         let parts = walk.step(
-            Step::Drafters,
+            DecisionStep::Drafters,
             || {
                 let proposes = server.map(|server| server.engine.proposes > 0);
                 Ok(parts(&policy.ok_or(NO_POLICY)?.drafters, proposes, self.models))

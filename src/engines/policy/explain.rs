@@ -5,8 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::decide::{self, Decision, Finding, Outcome, Relay, Step, StepResult};
+use super::decide::{self, Decision, Finding};
 use super::facts::{Body, Facts, ServerState};
+use super::outcome::{DecisionStep, Outcome, Relay, StepResult};
 use super::part::{Part, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
 use crate::openai;
@@ -342,14 +343,16 @@ fn relayed(reason: RelayReason, findings: &[Finding]) -> String {
 /// Reason why the session would never speculate. The client's step is skipped: the permission step
 /// includes it.
 fn plain_reason(findings: &[Finding]) -> Option<(PlainReason, &str)> {
-    findings.iter().filter(|finding| finding.step != Step::Client).find_map(|finding| match finding.result {
-        StepResult::Plain(reason) => Some((reason, finding.words.as_str())),
-        _ => None,
+    findings.iter().filter(|finding| finding.step != DecisionStep::Client).find_map(|finding| {
+        match finding.result {
+            StepResult::Plain(reason) => Some((reason, finding.words.as_str())),
+            _ => None,
+        }
     })
 }
 
 fn undecided(
-    step: Step,
+    step: DecisionStep,
     why: &str,
     plain_reason: Option<(PlainReason, &str)>,
 ) -> (&'static str, Option<&'static str>, String) {

@@ -4,29 +4,10 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::part::ModelState;
-use super::{PolicySet, Subject};
+use super::{Fact, PolicySet, Subject};
 use crate::dialect::Engine;
 use crate::openai::{Api, Control, Judgement, Request, Route};
 use foretell_core::words::{Mode, RelayReason, VerifyMethod};
-
-/// A fact that a decision needs and that may be unknown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fact<T> {
-    /// It is known.
-    Known(T),
-    /// It is not known; the text says why.
-    Unknown(&'static str),
-}
-
-impl<T> Fact<T> {
-    /// The value, if it is known.
-    pub fn known(self) -> Option<T> {
-        match self {
-            Self::Known(value) => Some(value),
-            Self::Unknown(_) => None,
-        }
-    }
-}
 
 /// Facts that are known once the head of a request has been read.
 #[derive(Clone)]

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::decide::{Outcome, Relay, Step, StepResult};
-use super::facts::{Backend, Body, Fact, Server, ServerState, Wish};
+use super::facts::{Backend, Body, Server, ServerState, Wish};
+use super::outcome::{DecisionStep, Outcome, Relay, StepResult};
 use super::part::Part;
-use super::{Policy, PolicyMode, PolicySet, Subject};
+use super::{Fact, Policy, PolicyMode, PolicySet, Subject};
 use crate::dialect::Engine;
 use crate::openai::{Control, Request, Sampling, SamplingField, control_header};
 use foretell_core::session::Permission;
@@ -39,7 +39,7 @@ impl From<Refused> for Halt {
 }
 
 impl Halt {
-    pub(super) fn ends(&self, step: Step) -> Outcome {
+    pub(super) fn ends(&self, step: DecisionStep) -> Outcome {
         match self {
             Self::Relay(relay) => Outcome::Relay(relay.clone()),
             Self::Told(reason, _) => Outcome::Relay((*reason).into()),

@@ -3,15 +3,15 @@
 
 use serde_json::{Value, json};
 
-use super::asked::{Asked, State};
 use super::custom::Growing;
+use super::echo::{Echo, ResponseStatus};
 use super::error_words;
-use super::item::{Kind, item, logprobs, streamed_logprobs};
+use super::item::{ItemKind, item, logprobs, streamed_logprobs};
 use crate::translation::{self, End, Part, Stream, digits, set, write};
 
 #[derive(Debug)]
 pub struct Events {
-    asked: Asked,
+    echo: Echo,
     seed: u64,
     begun: bool,
     /// Number of the next event.
@@ -26,17 +26,17 @@ pub struct Events {
 
 impl Events {
     /// A translator of the answer to this request, whose ids are made from `seed`.
-    pub fn stream(asked: Asked, seed: u64) -> Stream<Self> {
+    pub fn stream(echo: Echo, seed: u64) -> Stream<Self> {
         let (output, logprobs, input) = (Vec::new(), Vec::new(), Growing::default());
-        Stream::new(Self { asked, seed, begun: false, sequence: 0, output, logprobs, input }, seed)
+        Stream::new(Self { echo, seed, begun: false, sequence: 0, output, logprobs, input }, seed)
     }
 
     fn number(&self) -> u64 {
         self.output.len() as u64
     }
 
-    fn kind_and_id(&self, part: &Part) -> (Kind, String) {
-        let kind = Kind::of(part, &self.asked);
+    fn kind_and_id(&self, part: &Part) -> (ItemKind, String) {
+        let kind = ItemKind::of(part, &self.echo);
         (kind, kind.id(self.seed, self.number()))
     }
 
@@ -62,16 +62,16 @@ impl Events {
     }
 
     /// Writes the response in this state, as an event.
-    fn state(&mut self, kind: &str, state: &State, usage: Option<&Value>, out: &mut Vec<u8>) {
-        let response = self.asked.response(state, self.output.clone(), usage);
+    fn state(&mut self, kind: &str, state: &ResponseStatus, usage: Option<&Value>, out: &mut Vec<u8>) {
+        let response = self.echo.response(state, self.output.clone(), usage);
         self.write(kind, json!({ "response": response }), out);
     }
 
     fn started(&mut self, chunk: &Value, out: &mut Vec<u8>) {
         self.begun = true;
-        self.asked.begin(chunk);
+        self.echo.begin(chunk);
         for kind in ["created", "in_progress"] {
-            self.state(kind, &State::InProgress, None, out);
+            self.state(kind, &ResponseStatus::InProgress, None, out);
         }
     }
 
@@ -86,7 +86,7 @@ impl Events {
                 let members = json!({ "content_index": 0, "item_id": id, "logprobs": [], "text": text });
                 self.of_item("output_text.done", members, out);
             }
-            Part::Call(call) if self.asked.is_custom(&call.name) => {
+            Part::Call(call) if self.echo.is_custom(&call.name) => {
                 let (input, missing) = std::mem::take(&mut self.input).end(text);
                 self.input_delta(id, &missing, out);
                 let members = json!({ "input": input, "item_id": id });
@@ -116,7 +116,7 @@ impl translation::Events for Events {
 
     fn open(&mut self, part: &Part, out: &mut Vec<u8>) {
         let (kind, id) = self.kind_and_id(part);
-        let item = item(part, kind, &id, "", &[], State::InProgress.name());
+        let item = item(part, kind, &id, "", &[], ResponseStatus::InProgress.name());
         self.of_item("output_item.added", json!({ "item": item }), out);
         if let Some(content) = kind.content("", &[]) {
             let members = json!({ "content_index": 0, "item_id": id, "part": content });
@@ -127,21 +127,21 @@ impl translation::Events for Events {
     fn piece(&mut self, part: &Part, piece: &str, text: &str, rows: &[Value], out: &mut Vec<u8>) {
         let (kind, id) = self.kind_and_id(part);
         match kind {
-            Kind::Reasoning => {
+            ItemKind::Reasoning => {
                 let members = json!({ "content_index": 0, "delta": piece, "item_id": id });
                 self.of_item("reasoning_text.delta", members, out);
             }
-            Kind::Message => {
+            ItemKind::Message => {
                 self.logprobs.extend_from_slice(rows);
                 let rows = streamed_logprobs(rows);
                 let members = json!({ "content_index": 0, "delta": piece, "item_id": id, "logprobs": rows });
                 self.of_item("output_text.delta", members, out);
             }
-            Kind::Function => {
+            ItemKind::Function => {
                 let members = json!({ "delta": piece, "item_id": id });
                 self.of_item("function_call_arguments.delta", members, out);
             }
-            Kind::Custom => {
+            ItemKind::Custom => {
                 let piece = self.input.push(text);
                 self.input_delta(&id, &piece, out);
             }
@@ -156,14 +156,14 @@ impl translation::Events for Events {
             let members = json!({ "content_index": 0, "item_id": id, "part": content });
             self.of_item("content_part.done", members, out);
         }
-        let status = finish.map_or(State::Completed, State::of).of_item();
+        let status = finish.map_or(ResponseStatus::Completed, ResponseStatus::of).of_item();
         let item = item(part, kind, &id, &text, &rows, status);
         self.of_item("output_item.done", json!({ "item": item }), out);
         self.output.push(item);
     }
 
     fn end(&mut self, end: &End, out: &mut Vec<u8>) {
-        let state = State::of(&end.finish);
+        let state = ResponseStatus::of(&end.finish);
         self.state(state.name(), &state, end.usage.as_ref(), out);
     }
 
@@ -172,7 +172,7 @@ impl translation::Events for Events {
             self.started(&json!({ "id": digits(self.seed, 0) }), out);
         }
         let words = error_words(chunk).unwrap_or(words).to_owned();
-        self.state("failed", &State::Failed(words), None, out);
+        self.state("failed", &ResponseStatus::Failed(words), None, out);
     }
 }
 
@@ -183,8 +183,8 @@ mod tests {
     /// The data of all events for a text that ends so.
     fn events(last: &[Value]) -> Vec<Value> {
         let request = json!({ "input": "x", "model": "m" });
-        let asked = Asked::of(request.as_object().unwrap());
-        let (mut stream, mut out) = (Events::stream(asked, 3), Vec::new());
+        let echo = Echo::of(request.as_object().unwrap());
+        let (mut stream, mut out) = (Events::stream(echo, 3), Vec::new());
         for data in last {
             let data = data.as_str().map_or_else(|| data.to_string(), ToOwned::to_owned);
             stream.push(&data, &mut out);

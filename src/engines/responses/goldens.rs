@@ -3,10 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Asked, Events, response, translate};
+use super::{Echo, Events, response, translate};
 use crate::translation::{Thinking, goldens};
 
-fn asked(record: &Value) -> Asked {
+fn echo(record: &Value) -> Echo {
     translate(&record["asked"], Thinking::Effort).unwrap().1
 }
 
@@ -73,7 +73,7 @@ fn requests_become_chats_that_ask_vllm_for_the_same() {
 #[test]
 fn streams_become_the_events_that_vllm_makes_of_them_to_the_byte() {
     for record in goldens("responses.jsonl", "stream") {
-        let (mut events, mut out) = (Events::stream(asked(&record), 1), Vec::new());
+        let (mut events, mut out) = (Events::stream(echo(&record), 1), Vec::new());
         for chunk in record["stream"].as_array().unwrap() {
             events.push(chunk.as_str().unwrap(), &mut out);
         }
@@ -108,7 +108,7 @@ fn read(text: &str) -> Vec<Value> {
 #[test]
 fn whole_answers_become_the_responses_that_vllm_makes_of_them() {
     for record in goldens("responses.jsonl", "whole") {
-        let made = comparable(&response(&record["whole"], &asked(&record), 1).unwrap());
+        let made = comparable(&response(&record["whole"], &echo(&record), 1).unwrap());
         let mut wanted = comparable(&serde_json::from_str(record["response"].as_str().unwrap()).unwrap());
         limited(&mut wanted);
         // vLLM gives reasoning a status in streams only.

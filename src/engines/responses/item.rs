@@ -2,24 +2,24 @@
 
 use serde_json::{Map, Value, json};
 
-use super::asked::Asked;
 use super::custom::Growing;
+use super::echo::Echo;
 use crate::translation::{Part, digits, set};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ItemKind {
     Reasoning,
     Message,
     Function,
     Custom,
 }
 
-impl Kind {
-    pub fn of(part: &Part, asked: &Asked) -> Self {
+impl ItemKind {
+    pub fn of(part: &Part, echo: &Echo) -> Self {
         match part {
             Part::Reasoning => Self::Reasoning,
             Part::Text => Self::Message,
-            Part::Call(call) if asked.is_custom(&call.name) => Self::Custom,
+            Part::Call(call) if echo.is_custom(&call.name) => Self::Custom,
             Part::Call(_) => Self::Function,
         }
     }
@@ -57,7 +57,14 @@ impl Kind {
 }
 
 /// An item; without a text, as it begins. `text` of a call is its arguments, or its input.
-pub(super) fn item(part: &Part, kind: Kind, id: &str, text: &str, logprobs: &[Value], status: &str) -> Value {
+pub(super) fn item(
+    part: &Part,
+    kind: ItemKind,
+    id: &str,
+    text: &str,
+    logprobs: &[Value],
+    status: &str,
+) -> Value {
     let content = kind.content(text, logprobs).filter(|_| !text.is_empty());
     let content = content.map(|content| json!([content]));
     let mut item = Map::new();
@@ -79,7 +86,7 @@ pub(super) fn item(part: &Part, kind: Kind, id: &str, text: &str, logprobs: &[Va
             put("status", json!(status));
             put("type", json!("message"));
         }
-        Part::Call(call) if kind == Kind::Custom => {
+        Part::Call(call) if kind == ItemKind::Custom => {
             put("call_id", json!(call.id));
             put("input", json!(text));
             put("name", json!(call.name));
@@ -99,8 +106,8 @@ pub(super) fn item(part: &Part, kind: Kind, id: &str, text: &str, logprobs: &[Va
 }
 
 /// The text of an item: the arguments of a free-form tool's call hold its input.
-pub(super) fn text_of(kind: Kind, text: String) -> String {
-    if kind != Kind::Custom {
+pub(super) fn text_of(kind: ItemKind, text: String) -> String {
+    if kind != ItemKind::Custom {
         return text;
     }
     // As the events of a stream have it, also where the text was cut.
@@ -138,7 +145,7 @@ mod tests {
     #[case::cut(r#"{"input": "ab"#, "ab")]
     #[case::no_json("patch it", "patch it")]
     fn the_input_of_a_free_form_call_is_that_of_its_stream(#[case] arguments: &str, #[case] wanted: &str) {
-        assert_eq!(text_of(Kind::Custom, arguments.to_owned()), wanted);
-        assert_eq!(text_of(Kind::Function, arguments.to_owned()), arguments);
+        assert_eq!(text_of(ItemKind::Custom, arguments.to_owned()), wanted);
+        assert_eq!(text_of(ItemKind::Function, arguments.to_owned()), arguments);
     }
 }

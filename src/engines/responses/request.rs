@@ -3,8 +3,8 @@
 use foretell_core::words::RelayReason;
 use serde_json::{Map, Value, json};
 
-use super::asked::Asked;
 use super::custom;
+use super::echo::{Echo, LOGPROBS};
 use super::input::messages;
 use crate::translation::{Thinking, Untranslated, passed, refused, set, stream};
 
@@ -51,7 +51,7 @@ const IGNORED: [&str; 10] = [
     // Read with `include`.
     "top_logprobs",
 ];
-/// Members by which a server is asked for what only a server does: it keeps an answer, or works
+/// Members by which a server is echo for what only a server does: it keeps an answer, or works
 /// without a client. `false` asks for nothing.
 const SERVED: [&str; 10] = [
     "background",
@@ -65,16 +65,12 @@ const SERVED: [&str; 10] = [
     "prompt",
     "store",
 ];
-/// Value of `include` that asks for log-probabilities. The others are about tools that the server
-/// runs, or about reasoning that only its author can read.
-const LOGPROBS: &str = "message.output_text.logprobs";
-
 /// The chat request for the body of a request of the Responses API, and what its answer repeats of
 /// that.
 ///
 /// # Errors
 /// A member that is malformed, or that no chat request can ask for.
-pub fn translate(body: &Value, thinking: Thinking) -> Result<(Value, Asked), Untranslated> {
+pub fn translate(body: &Value, thinking: Thinking) -> Result<(Value, Echo), Untranslated> {
     let Some(members) = body.as_object() else { return refused("body", "an object is needed") };
     let given = |name: &str| members.get(name).filter(|value| !value.is_null());
     let mut chat = Map::new();
@@ -115,7 +111,7 @@ pub fn translate(body: &Value, thinking: Thinking) -> Result<(Value, Asked), Unt
     }
     set(&mut chat, "messages", Value::Array(messages.chat));
     choice_of_tools(&mut chat)?;
-    Ok((Value::Object(chat), Asked::of(members)))
+    Ok((Value::Object(chat), Echo::of(members)))
 }
 
 /// The tools of the chat, if there are any. The server runs those that are neither functions nor
@@ -221,12 +217,6 @@ fn truncation(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untran
         _ => return refused("truncation", "auto or disabled"),
     }
     Ok(())
-}
-
-/// True if the answer shows log-probabilities.
-pub(super) fn wants_logprobs(members: &Map<String, Value>) -> bool {
-    let include = members.get("include").and_then(Value::as_array);
-    include.is_some_and(|names| names.iter().any(|name| name == LOGPROBS))
 }
 
 #[cfg(test)]

@@ -8,100 +8,53 @@
 
 use std::sync::Arc;
 
+use super::byte_table::ByteTable;
 use super::tokenizer::Tokenizer;
 use foretell_core::session::Decode;
 use foretell_core::units::TokenId;
 
-/// Maximum tokens that the window may hold back; after these a broken character is final.
+/// Maximum tokens that the window may withhold; after these a broken character is final.
 const WINDOW: usize = 16;
 
 /// Tokens of the context that a window begins with.
 const CONTEXT: usize = 4;
 
-/// The bytes of every token of a byte-level vocabulary.
-pub(crate) struct ByteTable {
-    /// The bytes of token `id` are `bytes[ends[id - 1]..ends[id]]`.
-    bytes: Vec<u8>,
-    ends: Vec<u32>,
-    special: Vec<bool>,
-}
-
-impl ByteTable {
-    pub(crate) fn new(tokenizer: &tokenizers::Tokenizer, size: usize) -> Self {
-        let mut table = Self { bytes: Vec::new(), ends: Vec::with_capacity(size), special: Vec::new() };
-        let alphabet = alphabet();
-        let added = tokenizer.get_added_vocabulary();
-        for id in 0..size {
-            let token = tokenizer.id_to_token(id as TokenId).unwrap_or_default();
-            let byte = |character| alphabet.get(character as usize).copied().flatten();
-            match token.chars().map(byte).collect::<Option<Vec<u8>>>() {
-                Some(bytes) => table.bytes.extend_from_slice(&bytes),
-                // Not all in the byte alphabet: an added token, whose name is its text.
-                None => table.bytes.extend_from_slice(token.as_bytes()),
-            }
-            table.ends.push(table.bytes.len() as u32);
-            table.special.push(added.is_special_token(&token));
-        }
-        table
-    }
-
-    /// The bytes of a token; empty if there is no such token.
-    pub(crate) fn bytes(&self, id: TokenId) -> &[u8] {
-        let id = id as usize;
-        let start = id.checked_sub(1).map_or(Some(&0), |before| self.ends.get(before));
-        let range = start.zip(self.ends.get(id)).map(|(&start, &end)| start as usize..end as usize);
-        range.and_then(|range| self.bytes.get(range)).unwrap_or_default()
-    }
-
-    /// True if a token is left out of the text.
-    pub(crate) fn is_special(&self, id: TokenId) -> bool {
-        self.special.get(id as usize).copied().unwrap_or(false)
-    }
-}
-
-/// The byte of each character in byte-level vocabularies: printable Latin-1 characters are their
-/// own bytes, the characters from U+0100 on are the other bytes in order.
-fn alphabet() -> Vec<Option<u8>> {
-    let mut alphabet = vec![None; 512];
-    let mut next = 256;
-    for byte in 0..=255_u8 {
-        let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-        let at = if printable { usize::from(byte) } else { next };
-        next += usize::from(!printable);
-        if let Some(slot) = alphabet.get_mut(at) {
-            *slot = Some(byte);
-        }
-    }
-    alphabet
-}
-
 /// An incremental detokenizer of one output.
 #[derive(Clone)]
-pub struct Detokenizer(Kind);
+pub struct Detokenizer(Method);
 
 #[derive(Clone)]
-enum Kind {
-    Bytes { table: Arc<ByteTable>, held: Vec<u8>, skip_special: bool },
+enum Method {
+    Bytes { table: Arc<ByteTable>, pending: Vec<u8>, skip_special: bool },
     Window { tokenizer: Arc<Tokenizer>, window: Vec<TokenId>, said: usize, skip_special: bool },
 }
 
-impl Detokenizer {
-    pub(crate) fn bytes(table: Arc<ByteTable>, skip_special: bool) -> Self {
-        Self(Kind::Bytes { table, held: Vec::new(), skip_special })
-    }
-
-    pub(crate) fn window(tokenizer: Arc<Tokenizer>, context: &[TokenId], skip_special: bool) -> Self {
-        let recent = context.get(context.len().saturating_sub(CONTEXT)..).unwrap_or_default();
-        Self(Kind::Window { tokenizer, window: recent.to_vec(), said: recent.len(), skip_special })
+impl Tokenizer {
+    /// An incremental detokenizer; `skip_special` leaves special tokens out. `context` is the
+    /// tokens before the output: some tokenizers write the first token of a text differently
+    /// (byte-level ones do not, and ignore it).
+    pub fn detokenizer(self: &Arc<Self>, context: &[TokenId], skip_special: bool) -> Detokenizer {
+        Detokenizer(match self.byte_table() {
+            Some(table) => Method::Bytes { table: Arc::clone(table), pending: Vec::new(), skip_special },
+            None => {
+                let recent = context.get(context.len().saturating_sub(CONTEXT)..).unwrap_or_default();
+                Method::Window {
+                    tokenizer: Arc::clone(self),
+                    window: recent.to_vec(),
+                    said: recent.len(),
+                    skip_special,
+                }
+            }
+        })
     }
 }
 
 impl Detokenizer {
-    /// True if it holds back the beginning of a character.
-    pub fn holds(&self) -> bool {
+    /// True if it withholds the beginning of a character.
+    pub fn is_inside_character(&self) -> bool {
         match &self.0 {
-            Kind::Bytes { held, .. } => !held.is_empty(),
-            Kind::Window { window, said, .. } => window.len() > *said,
+            Method::Bytes { pending, .. } => !pending.is_empty(),
+            Method::Window { window, said, .. } => window.len() > *said,
         }
     }
 }
@@ -109,18 +62,20 @@ impl Detokenizer {
 impl Decode for Detokenizer {
     fn push(&mut self, token: TokenId) -> String {
         match &mut self.0 {
-            Kind::Bytes { table, skip_special, .. } if *skip_special && table.is_special(token) => {
+            Method::Bytes { table, skip_special, .. } if *skip_special && table.is_special(token) => {
                 String::new()
             }
-            Kind::Bytes { table, held, .. } => {
-                held.extend_from_slice(table.bytes(token));
-                certain(held)
+            Method::Bytes { table, pending, .. } => {
+                pending.extend_from_slice(table.bytes(token));
+                certain(pending)
             }
-            // It adds no text, so nothing would take it out of the window again.
-            Kind::Window { tokenizer, skip_special, .. } if *skip_special && tokenizer.is_special(token) => {
+            // It adds no text, so nothing would remove it from the window.
+            Method::Window { tokenizer, skip_special, .. }
+                if *skip_special && tokenizer.is_special(token) =>
+            {
                 String::new()
             }
-            Kind::Window { tokenizer, window, said, skip_special } => {
+            Method::Window { tokenizer, window, said, skip_special } => {
                 window.push(token);
                 difference(tokenizer, window, said, *skip_special, false)
             }
@@ -129,8 +84,8 @@ impl Decode for Detokenizer {
 
     fn flush(&mut self) -> String {
         match &mut self.0 {
-            Kind::Bytes { held, .. } => String::from_utf8_lossy(&std::mem::take(held)).into_owned(),
-            Kind::Window { tokenizer, window, said, skip_special } => {
+            Method::Bytes { pending, .. } => String::from_utf8_lossy(&std::mem::take(pending)).into_owned(),
+            Method::Window { tokenizer, window, said, skip_special } => {
                 difference(tokenizer, window, said, *skip_special, true)
             }
         }
@@ -146,44 +101,45 @@ impl Decode for Detokenizer {
 #[derive(Clone)]
 pub struct Stepwise {
     decoder: Detokenizer,
-    held: String,
-    step: Step,
+    pending: String,
+    step: DecodeStep,
 }
 
-/// The text that is held until a character is whole.
+/// The text that is withheld until a character is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DecodeStep {
     /// The character alone (vLLM's parser of gpt-oss, which reads tokens).
     Character,
     /// All of a token's text (streams of llama.cpp).
     Token,
-    /// All of a token's text, also where its last character can never become whole (vLLM 0.32,
+    /// All of a token's text, also where its last character can never be completed (vLLM 0.32,
     /// `v1/engine/detokenizer.py`: `DecodeStream` of the library `tokenizers`).
     Broken,
 }
 
 impl Stepwise {
-    /// The same by such steps.
-    pub fn new(decoder: Detokenizer, step: Step) -> Self {
-        Self { decoder, held: String::new(), step }
+    pub fn new(decoder: Detokenizer, step: DecodeStep) -> Self {
+        Self { decoder, pending: String::new(), step }
     }
 }
 
 impl Decode for Stepwise {
     fn push(&mut self, token: TokenId) -> String {
         let text = self.decoder.push(token);
-        self.held.push_str(&text);
-        let holds = match self.step {
-            Step::Character => false,
-            Step::Token => self.decoder.holds(),
-            Step::Broken => self.decoder.holds() || self.held.ends_with(char::REPLACEMENT_CHARACTER),
+        self.pending.push_str(&text);
+        let is_incomplete = match self.step {
+            DecodeStep::Character => false,
+            DecodeStep::Token => self.decoder.is_inside_character(),
+            DecodeStep::Broken => {
+                self.decoder.is_inside_character() || self.pending.ends_with(char::REPLACEMENT_CHARACTER)
+            }
         };
-        if holds { String::new() } else { std::mem::take(&mut self.held) }
+        if is_incomplete { String::new() } else { std::mem::take(&mut self.pending) }
     }
 
     fn flush(&mut self) -> String {
         self.decoder.flush();
-        self.held.clear();
+        self.pending.clear();
         String::new()
     }
 
@@ -192,12 +148,12 @@ impl Decode for Stepwise {
     }
 }
 
-/// Takes from `held` the text that is final: characters, and U+FFFD for bytes that can never become
+/// Takes from `pending` the text that is final: characters, and U+FFFD for bytes that can never become
 /// one. The beginning of a character stays, at most three bytes.
-fn certain(held: &mut Vec<u8>) -> String {
+fn certain(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut taken = 0;
-    while let Some(rest) = held.get(taken..).filter(|rest| !rest.is_empty()) {
+    while let Some(rest) = pending.get(taken..).filter(|rest| !rest.is_empty()) {
         let (valid, broken) = match std::str::from_utf8(rest) {
             Ok(_) => (rest.len(), Some(0)),
             Err(error) => (error.valid_up_to(), error.error_len()),
@@ -213,7 +169,7 @@ fn certain(held: &mut Vec<u8>) -> String {
             None => break,
         }
     }
-    held.drain(..taken);
+    pending.drain(..taken);
     text
 }
 
@@ -262,38 +218,31 @@ mod tests {
         let detokenizer = || tokenizer.detokenizer(&[], true);
         let emoji: Vec<TokenId> = "a😀".bytes().map(byte).collect();
         let steps = |step, tokens: &[TokenId]| sent(Stepwise::new(detokenizer(), step), tokens);
-        assert_eq!(steps(Step::Broken, &emoji), ["a", "", "", "", "😀", ""]);
-        assert_eq!(steps(Step::Broken, &emoji[..4]), ["a", "", "", "", ""]);
+        assert_eq!(steps(DecodeStep::Broken, &emoji), ["a", "", "", "", "😀", ""]);
+        assert_eq!(steps(DecodeStep::Broken, &emoji[..4]), ["a", "", "", "", ""]);
         let stray = [byte(b'a'), byte(0x80), byte(b'b'), byte(0x80)];
         assert_eq!(sent(detokenizer(), &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
-        assert_eq!(steps(Step::Broken, &stray), ["a", "", "\u{FFFD}b", "", ""]);
-        assert_eq!(steps(Step::Token, &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
+        assert_eq!(steps(DecodeStep::Broken, &stray), ["a", "", "\u{FFFD}b", "", ""]);
+        assert_eq!(steps(DecodeStep::Token, &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
         // The first byte of a character and a space in one token.
         let both = (0..tokenizer.end()).find(|&id| {
             let spelled = tokenizer.spelling(id).unwrap_or_default();
             spelled.len() > 1 && spelled[0] == b' ' && std::str::from_utf8(&spelled).is_err()
         });
         if let Some(both) = both {
-            assert_eq!(steps(Step::Broken, &[both]), ["", ""]);
-            assert_eq!(steps(Step::Character, &[both]), [" ", ""]);
+            assert_eq!(steps(DecodeStep::Broken, &[both]), ["", ""]);
+            assert_eq!(steps(DecodeStep::Character, &[both]), [" ", ""]);
         }
-    }
-
-    #[test]
-    fn the_alphabet_names_every_byte_once() {
-        let mut bytes: Vec<u8> = alphabet().into_iter().flatten().collect();
-        bytes.sort_unstable();
-        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
     }
 
     #[test]
     fn final_text_is_a_prefix_of_the_lossy_text() {
         let bytes = b"a\xC3\xA9\xF0\x9F\x92\xA9\xFF\xF0\x9Fz\xE2\x82";
         for cut in 0..=bytes.len() {
-            let mut held = bytes[..cut].to_vec();
-            let said = certain(&mut held);
-            assert!(held.len() < 4);
-            assert_eq!(said + &String::from_utf8_lossy(&held), String::from_utf8_lossy(&bytes[..cut]));
+            let mut pending = bytes[..cut].to_vec();
+            let said = certain(&mut pending);
+            assert!(pending.len() < 4);
+            assert_eq!(said + &String::from_utf8_lossy(&pending), String::from_utf8_lossy(&bytes[..cut]));
         }
     }
 }

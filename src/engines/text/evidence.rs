@@ -35,7 +35,7 @@ pub fn may_spell(
     recent.reverse();
     let mut decoder = tokenizer.detokenizer(&[], true);
     let said: String = recent.into_iter().map(|token| decoder.push(token)).collect();
-    if decoder.holds() || said.ends_with(BROKEN) {
+    if decoder.is_inside_character() || said.ends_with(BROKEN) {
         return true;
     }
     let spelt = decoder.push(token);
@@ -45,8 +45,8 @@ pub fn may_spell(
     match text.strip_prefix(spelt.as_str()) {
         Some("") => true,
         // The beginning of a character is held back with the text before it, or written as U+FFFD.
-        Some(rest) => decoder.holds() && rest.chars().all(|c| c == BROKEN),
-        None => decoder.holds() && text.is_empty(),
+        Some(rest) => decoder.is_inside_character() && rest.chars().all(|c| c == BROKEN),
+        None => decoder.is_inside_character() && text.is_empty(),
     }
 }
 

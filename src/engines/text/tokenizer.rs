@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokenizers::DecoderWrapper;
 
-use super::decode::{ByteTable, Detokenizer};
+use super::byte_table::ByteTable;
 use super::fingerprint::Fingerprint;
 use super::{TextError, read};
 use foretell_core::draft::Spelling;
@@ -140,14 +140,9 @@ impl Tokenizer {
         self.inner.decode(ids, skip_special).map_err(wrong)
     }
 
-    /// An incremental detokenizer; `skip_special` leaves special tokens out. `context` is the
-    /// tokens before the output: some tokenizers write the first token of a text differently
-    /// (byte-level ones do not, and ignore it).
-    pub fn detokenizer(self: &Arc<Self>, context: &[TokenId], skip_special: bool) -> Detokenizer {
-        match &self.bytes {
-            Some(table) => Detokenizer::bytes(Arc::clone(table), skip_special),
-            None => Detokenizer::window(Arc::clone(self), context, skip_special),
-        }
+    /// The bytes of its tokens; `None` if it is not byte-level.
+    pub(super) fn byte_table(&self) -> Option<&Arc<ByteTable>> {
+        self.bytes.as_ref()
     }
 
     /// The token of an id, as the vocabulary spells it; `None` if no token has this id.

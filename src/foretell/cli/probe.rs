@@ -20,8 +20,8 @@ use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_engines::dialect::Confirmation;
 use foretell_engines::dialect::Engine;
-use foretell_engines::dialect::confirm::Confirmation;
 use foretell_engines::dialect::probe::{Cache, Findings};
 use foretell_engines::text::{TextError, Tokenizer};
 

@@ -26,7 +26,7 @@ use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
 use foretell_core::words::{RelayReason, VerifyMethod};
-use foretell_engines::dialect::confirm::Confirmation;
+use foretell_engines::dialect::Confirmation;
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;

@@ -21,7 +21,7 @@ use crate::http::gather;
 use crate::http::headers::is_json;
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
-use foretell_engines::dialect::confirm::Heard;
+use foretell_engines::dialect::confirm::CallAnswer;
 use foretell_engines::dialect::probe::{Bounds, Findings, ProbeAnswer, Prober, Step, TEXT};
 use foretell_engines::dialect::{Call, Engine, RequestKind};
 use foretell_engines::openai::sse;
@@ -146,7 +146,7 @@ pub async fn is_idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> boo
 }
 
 /// The status and the body of the answer to a call; `None`: there was none.
-pub async fn answer(replica: &Replica, call: &Call) -> Heard {
+pub async fn answer(replica: &Replica, call: &Call) -> CallAnswer {
     match whole(replica, call, false, sse::EVENT_BYTES).await {
         Ok(body) => Some((StatusCode::OK.as_u16(), body)),
         Err(ProbeAnswer::Refused(status, body)) => Some((status, body)),

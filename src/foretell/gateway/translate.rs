@@ -35,7 +35,7 @@ use foretell_engines::anthropic::{self, System};
 use foretell_engines::dialect::{Dialect, Quirks};
 use foretell_engines::openai::sse::{Decoder, TooLong};
 use foretell_engines::openai::{Api, Route, json, parsed_bytes};
-use foretell_engines::responses::{self, Asked};
+use foretell_engines::responses::{self, Echo};
 use foretell_engines::translation::{Events, Stream, Thinking, Untranslated};
 
 /// Maximum size of an answer that is not streamed, bytes.
@@ -55,7 +55,7 @@ pub(crate) enum Back {
     /// A message.
     Message,
     /// A response that repeats this, for which memory is kept.
-    Response(Box<Asked>, Reservation),
+    Response(Box<Echo>, Reservation),
 }
 
 /// The API that a request asks by, if it is one that may be translated.

@@ -35,7 +35,7 @@ use foretell_engines::dialect::{
     Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
 };
 use foretell_engines::openai::{self, Route, Sampling, parts};
-use foretell_engines::parse::Whole;
+use foretell_engines::parse::ParsedMessage;
 use foretell_engines::text::Tokenizer;
 use foretell_engines::text::evidence::may_spell;
 
@@ -348,7 +348,7 @@ impl Calls {
         request: &openai::Request,
         prompt: &[TokenId],
         output: &[TokenId],
-    ) -> Option<Whole> {
+    ) -> Option<ParsedMessage> {
         // The server takes no empty output.
         let call = self.0.engine.parts_call(request, prompt, output).filter(|_| !output.is_empty())?;
         let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;

@@ -130,5 +130,9 @@ fn is_its_text(tokenizer: &Arc<Tokenizer>, first: &FirstToken) -> bool {
     let Some(text) = &first.text else { return true };
     let mut decoder = tokenizer.detokenizer(&first.prompt, true);
     let own = decoder.push(first.token);
-    if decoder.holds() { text.trim_end_matches(char::REPLACEMENT_CHARACTER) == own } else { *text == own }
+    if decoder.is_inside_character() {
+        text.trim_end_matches(char::REPLACEMENT_CHARACTER) == own
+    } else {
+        *text == own
+    }
 }

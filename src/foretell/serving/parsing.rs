@@ -14,7 +14,7 @@ use foretell_core::words::PlainReason;
 use foretell_engines::dialect::BrokenEnd;
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::parse::{self, Parsers};
-use foretell_engines::text::Step;
+use foretell_engines::text::DecodeStep;
 
 /// Complete answers that have to be parsed alike here and by the server before the parser here is
 /// relied on.
@@ -103,11 +103,11 @@ pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
 }
 
 /// The steps by which a server decodes an answer; `parsed`: for its parsers.
-pub(super) fn step(identity: &Identity, parsed: bool) -> Step {
+pub(super) fn step(identity: &Identity, parsed: bool) -> DecodeStep {
     match identity.engine.broken_end {
-        _ if parsed && identity.engine.parsers.read_tokens() => Step::Character,
-        BrokenEnd::LeftOut => Step::Broken,
-        BrokenEnd::Sent | BrokenEnd::LeftOutOfStreams => Step::Token,
+        _ if parsed && identity.engine.parsers.read_tokens() => DecodeStep::Character,
+        BrokenEnd::LeftOut => DecodeStep::Broken,
+        BrokenEnd::Sent | BrokenEnd::LeftOutOfStreams => DecodeStep::Token,
     }
 }
 

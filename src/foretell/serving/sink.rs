@@ -30,7 +30,7 @@ use foretell_engines::openai::event::{self, finish_reason, finishes, is_usage};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
 use foretell_engines::openai::{Request, Route, sse};
-use foretell_engines::parse::{Parsers, Whole};
+use foretell_engines::parse::{ParsedMessage, Parsers};
 
 /// Member that identifies the server's configuration.
 const FINGERPRINT: &str = "system_fingerprint";
@@ -104,7 +104,7 @@ struct OwnEnd {
 
 enum Shape {
     Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
-    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value>, parts: Option<Whole> },
+    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value>, parts: Option<ParsedMessage> },
 }
 
 /// The client has left.
@@ -178,7 +178,7 @@ impl Sink {
 
     /// Takes the parts of a JSON answer whose output is complete; they stand for all that was taken
     /// before.
-    pub fn set_parts(&mut self, whole: Whole) {
+    pub fn set_parts(&mut self, whole: ParsedMessage) {
         if let Shape::Whole { parts, .. } = &mut self.shape {
             *parts = Some(whole);
         }

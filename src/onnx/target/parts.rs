@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 use crate::target::words::Words;
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
-use foretell_engines::parse::{self, Call, Forced, Parsers, Unsure, Whole};
+use foretell_engines::openai::ForcedCalls;
+use foretell_engines::parse::{self, ParsedMessage, Parsers, ToolCall, Unsure};
 
 /// Fields of a chat request that decide how its answer is parsed.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +22,7 @@ pub(super) struct ParseOptions {
     /// All calls but the first are omitted.
     pub(super) single_call: bool,
     /// Calls that must be made.
-    pub(super) forced: Option<Forced>,
+    pub(super) forced: Option<ForcedCalls>,
     /// Variables of the chat template.
     pub(super) template: Option<Map<String, Value>>,
 }
@@ -92,7 +93,7 @@ impl Parsing {
         options: &ParseOptions,
         prompt: &[TokenId],
         pieces: &[(TokenId, String)],
-    ) -> Whole {
+    ) -> ParsedMessage {
         let texts: Vec<(TokenId, &str)> = pieces.iter().map(|(id, text)| (*id, text.as_str())).collect();
         let tokenizer = self.words.tokenizer().ok_or(Unsure);
         let answer = tokenizer.and_then(|tokenizer| {
@@ -108,7 +109,7 @@ impl Parsing {
         options: &ParseOptions,
         prompt: &[TokenId],
         pieces: &[(TokenId, &str)],
-    ) -> Result<Whole, Unsure> {
+    ) -> Result<ParsedMessage, Unsure> {
         let mut parser = self.stream(options, prompt)?;
         let mut parsed = Parsed::default();
         for (token, text) in pieces {
@@ -116,12 +117,12 @@ impl Parsing {
         }
         parsed.append(parser.finish());
         let text = |text: String| Some(text).filter(|text| !text.is_empty());
-        let calls = parsed.calls.into_iter().map(|call| Call {
+        let calls = parsed.calls.into_iter().map(|call| ToolCall {
             id: call.id,
             name: call.name.unwrap_or_default(),
             arguments: call.arguments,
         });
-        Ok(Whole {
+        Ok(ParsedMessage {
             reasoning: text(parsed.reasoning),
             content: text(parsed.text),
             calls: calls.collect(),

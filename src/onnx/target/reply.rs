@@ -11,7 +11,7 @@ use crate::target::words::Words;
 use foretell_core::session::Parsed;
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Route, parts};
-use foretell_engines::parse::Whole;
+use foretell_engines::parse::ParsedMessage;
 
 /// The member of a chat for reasoning, as in vLLM.
 const REASONING: &str = "reasoning";
@@ -108,13 +108,13 @@ impl Choice {
     }
 
     /// Puts the parts of an answer that is not streamed into its message.
-    pub(super) fn say_buffered(&mut self, answer: &Whole, id: impl FnMut() -> String) {
+    pub(super) fn say_buffered(&mut self, answer: &ParsedMessage, id: impl FnMut() -> String) {
         self.message = Some(Said::Parts(message(answer, id)));
     }
 }
 
 /// The message of an answer with parts that is not streamed.
-pub(super) fn message(answer: &Whole, id: impl FnMut() -> String) -> Map<String, Value> {
+pub(super) fn message(answer: &ParsedMessage, id: impl FnMut() -> String) -> Map<String, Value> {
     let mut message = Map::from_iter([("role".to_owned(), "assistant".into())]);
     parts::write_whole(&mut message, answer, REASONING, id);
     message

@@ -33,8 +33,8 @@ use crate::target::stream::{Answer, News, Running};
 use crate::target::wire::{self, GenerateRequest, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Grammar, Route, Sampling};
-use foretell_engines::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat, Unsure};
+use foretell_engines::openai::{CALL_GRAMMAR_VERSION, Grammar, Route, Sampling};
+use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -157,7 +157,7 @@ impl App {
         json!({
             "id": self.name, "object": "model", "created": self.created, "owned_by": "foretell", "root": self.name,
             "parent": null, "max_model_len": self.engine.config().context, "started": self.started,
-            "system_fingerprint": &*self.mark, "grammars": self.served().grammars.then_some(CALL_GRAMMAR), "tool_parser": self.parsers.tools.map(ToolFormat::name),
+            "system_fingerprint": &*self.mark, "grammars": self.served().grammars.then_some(CALL_GRAMMAR_VERSION), "tool_parser": self.parsers.tools.map(ToolFormat::name),
             "proposes": Some(self.engine.config().proposes).filter(|&most| most > 0),
             "reasoning_parser": self.parsers.reasoning.map(ReasoningFormat::name),
         })

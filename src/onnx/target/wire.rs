@@ -16,8 +16,8 @@ use crate::target::wire::prompt::{generated, message, opening, parse_options, pr
 use crate::target::wire::sampling::sampling;
 pub(super) use crate::target::wire::tokens::{TokenizeRequest, VerifyRequest, detokenize, tokenize, verify};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Route, Sampling};
-use foretell_engines::parse::{Parsers, ToolFormat, call_grammar, is_strict};
+use foretell_engines::openai::{Route, Sampling, call_grammar, is_strict};
+use foretell_engines::parse::{Parsers, ToolFormat};
 
 /// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
@@ -239,7 +239,7 @@ fn with_call_grammar(mut request: GenerateRequest, served: Served<'_>) -> Result
     if !served.grammars || served.parsers.tools != Some(ToolFormat::Hermes) {
         return unsupported(parameter, "calls are bound with --tool-parser hermes only");
     }
-    let grammar = call_grammar(served.parsers.tools, tools, forced.as_ref(), *single_call);
+    let grammar = call_grammar(tools, forced.as_ref(), *single_call);
     let grammar = grammar.ok_or_else(|| invalid(parameter, "no such function is offered"))?;
     request.sampling.grammar = Some(Arc::new(grammar));
     Ok(request)

@@ -1,6 +1,6 @@
 use super::*;
 use crate::dialect::Dialect;
-use crate::openai::SetFields;
+use crate::openai::{Sampling, SetFields};
 
 const CONTEXT: usize = 4096;
 const FILE: &str = r#"{"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1,
@@ -38,7 +38,7 @@ impl Server {
         }
     }
 
-    fn answer(&mut self, call: &Call) -> Heard {
+    fn answer(&mut self, call: &Call) -> CallAnswer {
         self.calls += 1;
         if self.silent.contains(&self.calls) {
             return None;

@@ -76,7 +76,7 @@ proptest! {
         let round = round(&prompt, &draft, &sampling, VerifyMethod::Score);
         // No multiple of the block size in n..n+k.
         let reads_no_block = |nodes: usize| (context..context + nodes).all(|position| position % block != 0);
-        prop_assert!(reads_no_block(scored_nodes(&engine, &round)));
+        prop_assert!(reads_no_block(token_endpoint::scored_nodes(&engine, &round)));
         engine.tells_cached = true;
         let asked = Vllm.verify(&engine, &round).unwrap();
         prop_assert_eq!(asked.nodes, draft.len());
@@ -162,7 +162,7 @@ fn scored(rows: &Value, usage: &Value) -> Vec<u8> {
 fn samples(body: &[u8]) -> Vec<TokenId> {
     let (draft, sampling) = (chain(&[4, 5]), greedy());
     let round = round(&[1, 2, 3], &draft, &sampling, VerifyMethod::Score);
-    let result = score_result(&engine(), &round, 2, body).unwrap();
+    let result = token_endpoint::score_result(&engine(), &round, 2, body).unwrap();
     result.rows.iter().filter_map(|row| row.sample).collect()
 }
 
@@ -199,7 +199,7 @@ fn a_temperature_that_the_engine_raises_is_raised_before_a_distribution_is_rebui
     let first = |temperature: f64| {
         let sampling = Sampling { temperature, top_k: Some(2), ..Sampling::default() };
         let round = round(&[1, 2, 3], &draft, &sampling, VerifyMethod::Score);
-        let result = score_result(&engine(), &round, 1, &body).unwrap();
+        let result = token_endpoint::score_result(&engine(), &round, 1, &body).unwrap();
         let dist = result.rows[0].dist.clone().unwrap();
         assert!(dist.complete);
         dist.top[0]

@@ -5,7 +5,7 @@ use crate::parse::arguments::{self, Arguments, Converted};
 use crate::parse::grammar::Names;
 use crate::parse::growing::NameSearch;
 use crate::parse::python::{self, Unread, Value};
-use crate::parse::{Call, Unsure, steps};
+use crate::parse::{ToolCall, Unsure, steps};
 
 use foretell_core::session::parse::CallDelta;
 
@@ -17,7 +17,7 @@ const CONVERTED_PER_BYTE: usize = 64;
 
 impl Machine {
     /// A whole call; `None` if the server drops it.
-    pub(super) fn call(&self, slot: &Slot) -> Result<Option<Call>, Unsure> {
+    pub(super) fn call(&self, slot: &Slot) -> Result<Option<ToolCall>, Unsure> {
         let name = python::strip(&slot.name).to_owned();
         let is_mistral = self.setup.grammar.names == Names::Mistral;
         if is_mistral && slot.name.is_empty() && slot.arguments.is_empty() {
@@ -38,7 +38,7 @@ impl Machine {
         }
         let properties = arguments::properties(&self.setup.tools, &name);
         let arguments = arguments::fix_types(arguments, properties).map_err(|_| Unsure)?;
-        Ok(Some(Call { id: slot.id.clone(), name, arguments }))
+        Ok(Some(ToolCall { id: slot.id.clone(), name, arguments }))
     }
 
     /// Takes a finding within a call; appends what it makes certain.
@@ -272,7 +272,7 @@ fn first_value(text: &str) -> Result<&str, Unsure> {
 }
 
 /// A call without a name: an object of JSON may have it, with the arguments.
-fn inner_call(slot: &Slot) -> Result<Option<Call>, Unsure> {
+fn inner_call(slot: &Slot) -> Result<Option<ToolCall>, Unsure> {
     let fields = match python::load(python::strip(&slot.arguments)) {
         Ok(Value::Object(fields)) => fields,
         Ok(_) | Err(Unread::Invalid) => return Ok(None),

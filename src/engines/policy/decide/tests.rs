@@ -9,7 +9,7 @@ use crate::policy::{
     PolicySet, Revision, Server, ServerState, Terms, Vocabulary, Wish,
 };
 use foretell_core::draft::{LookupSpec, Ngram};
-use foretell_core::words::{Mode, VerifyMethod};
+use foretell_core::words::{Mode, PlainReason, VerifyMethod};
 
 const OPEN: &str = "nobody knows";
 
@@ -200,11 +200,11 @@ fn more_facts_never_change_a_decision() {
         assert_eq!(why, OPEN);
         let mut more = facts.clone();
         match step {
-            Step::Body => more.body = usual.body,
-            Step::Backend => more.backend = usual.backend,
-            Step::Session => more.session = known(facts.session, Fact::Known(true)),
-            Step::Server => more.server = usual.server,
-            Step::Policy => more.policies = usual.policies,
+            DecisionStep::Body => more.body = usual.body,
+            DecisionStep::Backend => more.backend = usual.backend,
+            DecisionStep::Session => more.session = known(facts.session, Fact::Known(true)),
+            DecisionStep::Server => more.server = usual.server,
+            DecisionStep::Policy => more.policies = usual.policies,
             other => panic!("{other:?} needs no fact of its own"),
         }
         // The decision continues after that step and never returns to an earlier one.
@@ -292,9 +292,9 @@ fn a_match_on_a_server_default_is_undecided_until_the_server_is_known() {
     assert!(matches!(decide(&facts), Outcome::Relay(relay) if relay.reason == RelayReason::NoPolicy));
     let open = Facts { server: Fact::Unknown(OPEN), ..facts };
     let told = explain(&open);
-    assert!(matches!(told.outcome, Outcome::Undecided(Step::Server, OPEN)));
+    assert!(matches!(told.outcome, Outcome::Undecided(DecisionStep::Server, OPEN)));
     let of = |step| told.findings.iter().find(|finding| finding.step == step).map(|finding| finding.result);
-    assert_eq!(of(Step::Policy), Some(StepResult::Unknown));
+    assert_eq!(of(DecisionStep::Policy), Some(StepResult::Unknown));
     assert_eq!(told.temperature.known(), None);
 }
 

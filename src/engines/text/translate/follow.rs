@@ -76,7 +76,7 @@ impl Translator {
             if !new.is_empty() {
                 self.open.clear();
             }
-            if new.is_empty() || self.decode.holds() {
+            if new.is_empty() || self.decode.is_inside_character() {
                 self.open.push(token);
             }
             text.push_str(&new);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use foretell_core::control::Prior;
 use foretell_core::control::prospect::{Judgement, Prospect, judge};
 use foretell_core::words::VerifyMethod;
-use foretell_engines::dialect::confirm::Confirmation;
+use foretell_engines::dialect::Confirmation;
 use foretell_engines::dialect::probe::Findings;
 use foretell_engines::dialect::{Engine, Noise, RowShape};
 use foretell_engines::openai::Defaults;

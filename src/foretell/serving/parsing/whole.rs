@@ -13,7 +13,7 @@ use crate::serving::calls::Calls;
 use foretell_core::session::{Decode, Difference, PartsSeen};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::Request;
-use foretell_engines::parse::{self, Whole};
+use foretell_engines::parse::{self, ParsedMessage};
 use foretell_engines::text::Stepwise;
 
 /// One in so many answers is compared with the server's own even where the parser here has proved
@@ -30,7 +30,7 @@ pub struct WholeParser {
 #[derive(Debug, Default)]
 pub struct Parts {
     /// `None` if they cannot be told.
-    pub whole: Option<Whole>,
+    pub whole: Option<ParsedMessage>,
     /// Tokens of the output that the server counts as reasoning; `None` if they cannot be told.
     pub reasoning_tokens: Option<u64>,
     /// The first difference between the server's parts and those by the parser here; `None` if
@@ -72,7 +72,7 @@ impl WholeParser {
     }
 
     /// The parts by the parser here; `None` if it is not sure.
-    fn own(&self, prompt: &[TokenId], output: &[TokenId]) -> Option<Whole> {
+    fn own(&self, prompt: &[TokenId], output: &[TokenId]) -> Option<ParsedMessage> {
         let Identity { tokenizer, engine, .. } = &*self.identity;
         let decoder = tokenizer.detokenizer(prompt, !decodes_special(&self.identity, &self.request));
         // Where the server parses tokens, the text of a cut character is its own matter.
@@ -81,7 +81,7 @@ impl WholeParser {
             for &token in output {
                 all.push(token);
             }
-            if all.holds() {
+            if all.is_inside_character() {
                 return None;
             }
         }
@@ -104,7 +104,7 @@ impl WholeParser {
     }
 
     /// The parts by the server's own parser; `None` if it gives none.
-    async fn servers(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Option<Whole> {
+    async fn servers(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Option<ParsedMessage> {
         // On this page the server decodes all special tokens as text.
         let decodes = decodes_special(&self.identity, &self.request);
         let is_text = |token: &TokenId| decodes || !self.identity.tokenizer.is_special(*token);
@@ -115,7 +115,7 @@ impl WholeParser {
 
 /// The first difference between the parts that two parsers gave. The server's page has ids of its
 /// own, and no count of reasoning tokens.
-fn difference(own: &Whole, servers: &Whole) -> Option<Difference> {
+fn difference(own: &ParsedMessage, servers: &ParsedMessage) -> Option<Difference> {
     let text = |part, own: &Option<String>, servers: &Option<String>| {
         let [told, theirs] = [own, servers].map(|text| text.as_deref().unwrap_or_default());
         let null = Difference { part, local: told.len(), backend: theirs.len(), at: 0 };
@@ -127,9 +127,11 @@ fn difference(own: &Whole, servers: &Whole) -> Option<Difference> {
         text("content", &own.content, &servers.content),
     ];
     let calls = (0..own.calls.len().max(servers.calls.len())).flat_map(|at| {
-        let name = |whole: &Whole| whole.calls.get(at).map(|call| call.name.clone()).unwrap_or_default();
-        let arguments =
-            |whole: &Whole| whole.calls.get(at).map(|call| call.arguments.clone()).unwrap_or_default();
+        let name =
+            |whole: &ParsedMessage| whole.calls.get(at).map(|call| call.name.clone()).unwrap_or_default();
+        let arguments = |whole: &ParsedMessage| {
+            whole.calls.get(at).map(|call| call.arguments.clone()).unwrap_or_default()
+        };
         [
             Difference::between("name", &name(own), &name(servers)),
             Difference::between("arguments", &arguments(own), &arguments(servers)),

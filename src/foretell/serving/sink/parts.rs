@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::random::fresh_seed;
 use foretell_core::session::{Finish, Parsed};
 use foretell_engines::openai::parts;
-use foretell_engines::parse::{Parsers, Whole};
+use foretell_engines::parse::{ParsedMessage, Parsers};
 
 const CALLS: &str = Finish::ToolCalls.name();
 const STOP: &str = Finish::Stop.name();
@@ -35,7 +35,7 @@ impl PartWriter {
     }
 
     /// Writes the parts of a whole answer into its message, and its finish reason.
-    pub(super) fn write_whole(&self, answer: &mut Value, whole: &Whole) {
+    pub(super) fn write_whole(&self, answer: &mut Value, whole: &ParsedMessage) {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
             parts::write_whole(message, whole, self.reasoning, || self.call_id());

@@ -8,7 +8,8 @@ use crate::target::fields::{Fields, invalid};
 use crate::target::parts::ParseOptions;
 use crate::target::wire::{Prompt, Served};
 use foretell_core::units::TokenId;
-use foretell_engines::parse::{Forced, Parsers};
+use foretell_engines::openai::ForcedCalls;
+use foretell_engines::parse::Parsers;
 
 /// Maximum number of prompts in one request, as in vLLM.
 pub(super) const PROMPTS_MAX: usize = 1024;
@@ -138,7 +139,7 @@ pub(super) fn parse_options(fields: &mut Fields<'_>, parsers: Parsers) -> Result
     }
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     let choice = fields.take::<Value>("tool_choice")?;
-    let forced = choice.as_ref().and_then(Forced::read);
+    let forced = choice.as_ref().and_then(ForcedCalls::read);
     let may_call = match &choice {
         None => !tools.is_empty(),
         Some(choice) if choice == "none" => false,

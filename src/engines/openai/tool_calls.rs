@@ -1,26 +1,24 @@
-//! The grammar of calls that a request forces or wants strict, in the form in which the model makes
-//! calls by itself: so the output parser needs no other way, and what a model was trained on stays
-//! likely.
+//! The grammar of forced or strict tool calls, in the form of Hermes, which the model was trained
+//! on and the output parser reads.
 
 use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::ToolFormat;
-use crate::openai::{Grammar, Language};
+use super::grammar::{Grammar, Language};
 
-/// The version of the grammar of calls, which a server and the proxy before it have to share.
-pub const CALL_GRAMMAR: u64 = 1;
+/// The version of [`call_grammar`], equal in a server and the proxy in front of it.
+pub const CALL_GRAMMAR_VERSION: u64 = 1;
 
-/// The calls that a request forces.
+/// The calls that a request forces (`tool_choice`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Forced {
+pub enum ForcedCalls {
     /// One or more, of any function that is offered (`required`).
     Any,
     Function(String),
 }
 
-impl Forced {
+impl ForcedCalls {
     /// Reads a `tool_choice` that forces a call; `None` if it does not.
     pub fn read(choice: &Value) -> Option<Self> {
         if choice == "required" {
@@ -31,34 +29,30 @@ impl Forced {
     }
 }
 
-/// The grammar of the calls of a request; `None` if nothing binds them, if no such function is
-/// offered, or if the format has no grammar here.
+/// The grammar of a request's calls in the form of Hermes; `None` if no call is forced or strict,
+/// or if no such function is offered.
 ///
-/// Calls that are not forced are bound where a function is strict: text may be written before,
-/// between and after them. `single`: there is no second call.
-pub fn call_grammar(
-    format: Option<ToolFormat>,
-    tools: &[Value],
-    forced: Option<&Forced>,
-    single: bool,
-) -> Option<Grammar> {
-    // Others write arguments in a form of their own.
-    if format != Some(ToolFormat::Hermes) || (forced.is_none() && !tools.iter().any(is_strict)) {
+/// Strict calls that are not forced may have text before, between and after them. `single`: there
+/// is no second call.
+pub fn call_grammar(tools: &[Value], forced: Option<&ForcedCalls>, single: bool) -> Option<Grammar> {
+    if forced.is_none() && !tools.iter().any(is_strict) {
         return None;
     }
     let named = tools.iter().filter_map(|tool| Some((tool.pointer("/function/name")?.as_str()?, tool)));
     let offered = named.filter(|(name, _)| match forced {
-        Some(Forced::Function(wanted)) => name == wanted,
-        Some(Forced::Any) | None => true,
+        Some(ForcedCalls::Function(wanted)) => name == wanted,
+        Some(ForcedCalls::Any) | None => true,
     });
-    let bound = |tool| forced.is_some() || is_strict(tool);
-    let calls: Vec<(&str, Value)> =
-        offered.map(|(name, tool)| (name, arguments(tool, bound(tool)))).collect();
+    let schema = |tool| {
+        let is_constrained = forced.is_some() || is_strict(tool);
+        arguments(is_constrained.then(|| tool.pointer("/function/parameters")).flatten())
+    };
+    let calls: Vec<(&str, Value)> = offered.map(|(name, tool)| (name, schema(tool))).collect();
     if calls.is_empty() {
         return None;
     }
     let (parameter, start) = match forced {
-        Some(Forced::Any) if !single => {
+        Some(ForcedCalls::Any) if !single => {
             ("tool_choice", r#"start: "<tool_call>" call ("\n<tool_call>" call)*"#)
         }
         Some(_) => ("tool_choice", r#"start: "<tool_call>" call"#),
@@ -86,10 +80,10 @@ pub fn is_strict(tool: &Value) -> bool {
     tool.pointer("/function/strict") == Some(&Value::Bool(true))
 }
 
-/// The schema of a function's arguments; any object unless `bound`.
-fn arguments(tool: &Value, bound: bool) -> Value {
-    let schema = tool.pointer("/function/parameters").filter(|_| bound).cloned();
-    let mut schema = schema.filter(Value::is_object).unwrap_or_else(|| json!({"type": "object"}));
+/// The schema of a function's arguments, with their layout; any object without a schema.
+fn arguments(parameters: Option<&Value>) -> Value {
+    let schema = parameters.filter(|schema| schema.is_object());
+    let mut schema = schema.cloned().unwrap_or_else(|| json!({"type": "object"}));
     if let Some(members) = schema.as_object_mut() {
         // One space after a colon or a comma, as chat templates write calls.
         let layout = json!({"whitespace_flexible": false, "key_separator": ": ", "item_separator": ", ",
@@ -110,18 +104,18 @@ mod tests {
 
     #[test]
     fn a_choice_that_forces_is_read() {
-        assert_eq!(Forced::read(&json!("required")), Some(Forced::Any));
+        assert_eq!(ForcedCalls::read(&json!("required")), Some(ForcedCalls::Any));
         let named = json!({"type": "function", "function": {"name": "f"}});
-        assert_eq!(Forced::read(&named), Some(Forced::Function("f".to_owned())));
+        assert_eq!(ForcedCalls::read(&named), Some(ForcedCalls::Function("f".to_owned())));
         for other in
             [json!("auto"), json!("none"), json!({"type": "function"}), json!({"type": "custom"}), json!(1)]
         {
-            assert_eq!(Forced::read(&other), None, "{other}");
+            assert_eq!(ForcedCalls::read(&other), None, "{other}");
         }
     }
 
-    fn lark(forced: &Forced) -> String {
-        text(call_grammar(Some(ToolFormat::Hermes), &tools(), Some(forced), false))
+    fn lark(forced: &ForcedCalls) -> String {
+        text(call_grammar(&tools(), Some(forced), false))
     }
 
     fn text(grammar: Option<Grammar>) -> String {
@@ -133,19 +127,19 @@ mod tests {
 
     #[test]
     fn a_named_function_is_called_once_and_any_of_them_one_or_more_times() {
-        let named = lark(&Forced::Function("g".to_owned()));
+        let named = lark(&ForcedCalls::Function("g".to_owned()));
         assert!(!named.contains('*') && named.contains(r#"\"name\": \"g\""#), "{named}");
         assert!(!named.contains(r#"\"f\""#), "{named}");
-        let any = lark(&Forced::Any);
+        let any = lark(&ForcedCalls::Any);
         assert!(any.contains("call)*") && any.contains("(call_0 | call_1)"), "{any}");
-        let single = call_grammar(Some(ToolFormat::Hermes), &tools(), Some(&Forced::Any), true);
+        let single = call_grammar(&tools(), Some(&ForcedCalls::Any), true);
         assert!(!text(single).contains("call)*"), "one call, of any of them");
     }
 
-    /// A change needs another `CALL_GRAMMAR`.
+    /// A change needs another `CALL_GRAMMAR_VERSION`.
     #[test]
     fn the_form_of_calls_is_that_of_its_version() {
-        assert_eq!(CALL_GRAMMAR, 1);
+        assert_eq!(CALL_GRAMMAR_VERSION, 1);
         let layout = r#""x-guidance":{"whitespace_flexible":false,"key_separator":": ","item_separator":", ","coerce_one_of":true}"#;
         let rules = [
             r#"call: "\n" (call_0) "}\n</tool_call>""#,
@@ -153,18 +147,15 @@ mod tests {
             &format!(r#"arguments_0: %json {{"type":"object",{layout}}}"#),
         ];
         let rules = rules.join("\n");
-        let named = lark(&Forced::Function("f".to_owned()));
+        let named = lark(&ForcedCalls::Function("f".to_owned()));
         assert_eq!(named, format!("start: \"<tool_call>\" call\n{rules}\n"));
     }
 
     #[test]
     fn what_is_not_offered_or_not_known_has_no_grammar() {
-        let of = |format, tools: &[Value], forced: &Forced| call_grammar(format, tools, Some(forced), false);
-        let hermes = Some(ToolFormat::Hermes);
-        assert_eq!(of(hermes, &tools(), &Forced::Function("h".to_owned())), None);
-        assert_eq!(of(hermes, &[], &Forced::Any), None);
-        assert_eq!(of(Some(ToolFormat::Mistral), &tools(), &Forced::Any), None);
-        assert_eq!(of(None, &tools(), &Forced::Any), None);
-        assert_eq!(call_grammar(hermes, &tools(), None, false), None, "nothing is forced or strict");
+        let of = |tools: &[Value], forced: &ForcedCalls| call_grammar(tools, Some(forced), false);
+        assert_eq!(of(&tools(), &ForcedCalls::Function("h".to_owned())), None);
+        assert_eq!(of(&[], &ForcedCalls::Any), None);
+        assert_eq!(call_grammar(&tools(), None, false), None, "nothing is forced or strict");
     }
 }

@@ -2,9 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::request::wants_logprobs;
 use crate::openai::parsed_bytes;
 use crate::translation::{broken_off, set};
+
+/// Value of `include` that asks for log-probabilities. The others are about tools that the server
+/// runs, or about reasoning that only its author can read.
+pub(super) const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Members of a response in vLLM's order. Most are the request's own; null where the server's
 /// default, which nobody tells, holds.
@@ -41,14 +44,14 @@ const MEMBERS: [&str; 28] = [
 
 /// The members of a request that its answer repeats.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Echo {
     /// A response without an answer.
     response: Map<String, Value>,
     /// Names of the free-form tools.
     custom: Vec<String>,
 }
 
-impl Asked {
+impl Echo {
     pub(super) fn of(request: &Map<String, Value>) -> Self {
         let given = |name: &str| request.get(name).filter(|value| !value.is_null()).cloned();
         let member = |name: &str| (name.to_owned(), given(name).unwrap_or_default());
@@ -99,7 +102,12 @@ impl Asked {
         }
     }
 
-    pub(super) fn response(&self, state: &State, output: Vec<Value>, usage: Option<&Value>) -> Value {
+    pub(super) fn response(
+        &self,
+        state: &ResponseStatus,
+        output: Vec<Value>,
+        usage: Option<&Value>,
+    ) -> Value {
         let mut response = self.response.clone();
         set(&mut response, "status", json!(state.name()));
         set(&mut response, "output", Value::Array(output));
@@ -107,11 +115,11 @@ impl Asked {
             set(&mut response, "usage", super::usage(usage));
         }
         match state {
-            State::InProgress | State::Completed => {}
-            State::Incomplete(reason) => {
+            ResponseStatus::InProgress | ResponseStatus::Completed => {}
+            ResponseStatus::Incomplete(reason) => {
                 set(&mut response, "incomplete_details", json!({ "reason": reason }));
             }
-            State::Failed(words) => {
+            ResponseStatus::Failed(words) => {
                 set(&mut response, "error", json!({ "code": "server_error", "message": words }));
             }
         }
@@ -121,7 +129,7 @@ impl Asked {
 
 /// Status of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ResponseStatus {
     InProgress,
     Completed,
     Incomplete(&'static str),
@@ -129,7 +137,7 @@ pub(super) enum State {
     Failed(String),
 }
 
-impl State {
+impl ResponseStatus {
     /// The status of an answer that ended for this `finish_reason` of a chat.
     pub fn of(finish: &str) -> Self {
         match finish {
@@ -153,4 +161,10 @@ impl State {
     pub fn of_item(&self) -> &'static str {
         if *self == Self::Completed { "completed" } else { "incomplete" }
     }
+}
+
+/// True if the answer shows log-probabilities.
+fn wants_logprobs(members: &Map<String, Value>) -> bool {
+    let include = members.get("include").and_then(Value::as_array);
+    include.is_some_and(|names| names.iter().any(|name| name == LOGPROBS))
 }
