@@ -4,7 +4,6 @@
 //! [`Tree`]. A new one is a file here, a row in the matches of [`Source`] and [`LookupSpec`], and a
 //! reader in the policy file.
 
-pub mod automaton;
 pub mod corpus;
 pub mod head;
 pub mod merge;

@@ -6,7 +6,7 @@
 //! usually continues one token later: until a new match is found, the draft assumes that one token
 //! was replaced (match length 0, so its acceptance is learnt separately).
 
-use super::automaton::Automaton;
+use super::suffix::{Growing, SEPARATOR};
 use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
 use crate::units::TokenId;
 
@@ -25,15 +25,12 @@ impl Default for Ngram {
     }
 }
 
-/// The drafter. Memory: 77 bytes per token of a context of 32,768 tokens, 71 to 95 of shorter ones
-/// (vectors and a table that double). If the longest match occurs several times, the latest is
-/// used: over the recorded texts the most frequent continuation gains at most 0.2 %, and loses 0.3
-/// to 1.1 % in contexts of 32,768 tokens (2026-11-23).
+/// The drafter, on the index of [`super::suffix`]. Memory: 9 to 13 bytes per token of the context.
 #[derive(Debug)]
 pub struct PromptLookup {
     id: DrafterId,
     ngram: Ngram,
-    automaton: Automaton,
+    context: Growing,
     /// Index at which the copied text continues, and the number of tokens that have agreed.
     aligned: Option<(usize, u32)>,
     /// Index at which it would continue if one token was replaced, and the number of tokens for
@@ -41,8 +38,9 @@ pub struct PromptLookup {
     broken: Option<(usize, u32)>,
 }
 
-/// Separator between the prediction and the prompt: no token of any model.
-const APART: TokenId = TokenId::MAX;
+/// Tokens of a longer text that are followed one by one: an alignment of earlier tokens is not
+/// continued, so a prompt costs one search for each of its last tokens only.
+const FOLLOWED: usize = 64;
 /// One token is assumed to be replaced when an alignment breaks that agreed for at least this many
 /// tokens ...
 const LONG: u32 = 6;
@@ -53,16 +51,16 @@ impl PromptLookup {
     /// A drafter that has seen nothing of its request and votes as `id`. It also copies from the
     /// client's `prediction`, which may be empty.
     pub fn new(ngram: Ngram, prediction: &[TokenId], id: DrafterId) -> Self {
-        let automaton = Automaton::new(ngram.max);
-        let mut this = Self { id, ngram, automaton, aligned: None, broken: None };
+        let mut context = Growing::new();
         if !prediction.is_empty() {
-            prediction.iter().chain([&APART]).for_each(|&token| this.push(token));
+            context.extend(prediction);
+            context.push(SEPARATOR);
         }
-        this
+        Self { id, ngram, context, aligned: None, broken: None }
     }
 
     fn push(&mut self, token: TokenId) {
-        let agrees = |at: usize| self.automaton.text().get(at) == Some(&token);
+        let agrees = |at: usize| self.context.text().get(at) == Some(&token);
         let continued =
             self.aligned.filter(|&(at, _)| agrees(at)).map(|(at, len)| (at + 1, len.saturating_add(1)));
         let broken = match (self.aligned, self.broken) {
@@ -70,8 +68,13 @@ impl PromptLookup {
             (_, Some((at, guesses))) => guesses.checked_sub(1).map(|guesses| (at + 1, guesses)),
             _ => None,
         };
-        self.automaton.push(token);
-        let found = self.automaton.found().map(|found| (found.end, found.len));
+        self.context.push(token);
+        let cap = self.ngram.max.max(1);
+        // No match counts for more than one of the longest that count.
+        let found = match continued {
+            Some((_, len)) if len > cap => None,
+            _ => self.context.finder().latest(cap as usize).map(|(at, len)| (at, len as u32)),
+        };
         self.aligned = match (continued, found) {
             (Some(continued), Some(found)) if continued.1 > found.1 => Some(continued),
             (continued, found) => found.or(continued),
@@ -86,7 +89,13 @@ impl PromptLookup {
 
 impl Lookup for PromptLookup {
     fn observe(&mut self, seen: &Feedback<'_>) {
-        seen.tokens.iter().for_each(|&token| self.push(token));
+        let (earlier, followed) = seen.tokens.split_at(seen.tokens.len().saturating_sub(FOLLOWED));
+        if !earlier.is_empty() {
+            self.context.extend(earlier);
+            self.aligned = None;
+            self.broken = None;
+        }
+        followed.iter().for_each(|&token| self.push(token));
     }
 
     fn draft(&self, budget: Budget) -> Tree {
@@ -94,16 +103,16 @@ impl Lookup for PromptLookup {
         let Some((start, match_len)) = self.matched().or(guess) else {
             return Tree::default();
         };
-        let text = self.automaton.text();
+        let text = self.context.text();
         let period = text.len().saturating_sub(start).max(1);
         let tokens: Vec<TokenId> = (0..budget.nodes.min(budget.depth))
-            .map_while(|index| text.get(start + index % period).copied().filter(|&token| token != APART))
+            .map_while(|index| text.get(start + index % period).copied().filter(|&token| token != SEPARATOR))
             .collect();
         Tree::chain(&tokens, self.id, Features::matched(match_len))
     }
 
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.automaton.heap_bytes()
+        size_of::<Self>() - size_of::<Growing>() + self.context.bytes()
     }
 }
 

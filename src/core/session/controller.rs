@@ -264,11 +264,12 @@ impl SpeculationController {
             return;
         }
         let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
+        let drafts = self.looked_up(budget);
         let (mut draft, quote) = self.control.with(|learnt| {
             let round_costs = self.round_costs(learnt, true);
             let counted = counted_for(&self.slots, 0).and_then(|position| self.slots.get(position));
             let rate = self.rate(counted, &round_costs, learnt);
-            self.cut(&self.looked_up(budget), budget, rate, &round_costs, learnt)
+            self.cut(&drafts, budget, rate, &round_costs, learnt)
         });
         draft.truncate(quote.nodes.max(4));
         self.uncounted.get_or_insert(0);
@@ -543,15 +544,14 @@ fn score(
     depth: usize,
     token: TokenId,
 ) {
-    for node in draft.nodes().iter().filter(|node| node.parent == position) {
-        let (accepted, company) = (node.token == token, node.company);
-        for vote in node.votes.by_source() {
-            let expected = control.with(|learnt| {
+    control.with(|learnt| {
+        for node in draft.nodes().iter().filter(|node| node.parent == position) {
+            let (accepted, company) = (node.token == token, node.company);
+            for vote in node.votes.by_source() {
                 let expected = learnt.survival.conditional(bucket, vote, company, depth);
                 learnt.survival.observe(bucket, vote, company, depth, accepted);
-                expected
-            });
-            tuning.observe(vote.drafter, expected, accepted);
+                tuning.observe(vote.drafter, expected, accepted);
+            }
         }
-    }
+    });
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use crate::fakes::passthrough::{Kind, Passthrough};
 use crate::fakes::server::Engine;
 use crate::fakes::vllm::{Options, Vllm};
-use crate::fakes::passthrough::{Kind, Passthrough};
 use crate::fakes::{Fake, Front, House, Setup};
 
 /// Running engines; they end when dropped.

@@ -78,6 +78,16 @@ impl<'a> Finder<'a> {
         self.longest
     }
 
+    /// The most recent position whose context agrees for as long as any does, at most `cap` tokens,
+    /// and that length; `None` if nothing matches.
+    pub fn latest(&self, cap: usize) -> Option<(usize, usize)> {
+        let len = self.longest.min(cap);
+        let newest =
+            |lookup: &Located<'_>| lookup.interval(len).filter_map(|index| lookup.position(index)).max();
+        // The sources come in order, so the last one that agrees has the most recent position.
+        Some((self.lookups.iter().rev().find_map(newest)?, len))
+    }
+
     /// The draft with the best score; of equal ones, that of the longer match. `None` if nothing
     /// matches or the rules allow no token.
     pub fn draft(&self, rules: &Rules, shape: Shape) -> Option<Draft> {

@@ -22,6 +22,8 @@ struct ChoiceInputs<'a, 'b> {
     state: SessionState,
     budget: Budget,
     round_costs: RoundCosts,
+    /// The drafts of the lookups.
+    drafts: &'a [Tree],
     learnt: &'a Measurements<'b>,
 }
 
@@ -29,7 +31,8 @@ struct ChoiceInputs<'a, 'b> {
 type Offer = (Quote, Outlook);
 
 impl SpeculationController {
-    /// Chooses the next step. The caller has checked that nothing forbids speculation.
+    /// Chooses the next step. The caller has checked that nothing forbids speculation. The lookups
+    /// search while no other session of the replica waits for its measurements.
     pub fn choose(&mut self, output: &[TokenId], state: SessionState, now: Tick) -> NextStep {
         if let Some(fixed) = self.gamma_fixed {
             return self.forced(output, fixed, state);
@@ -43,15 +46,20 @@ impl SpeculationController {
             return NextStep::Plain(PlainReason::NoGain);
         }
         let control = Arc::clone(&self.control);
-        control.with(|learnt| {
-            let gate = self.gate(state, learnt, now);
-            let round_costs = self.round_costs(learnt, !state.speculating);
-            let budget = self.budget(state, &round_costs, learnt);
-            match gate {
-                Some(reason) => NextStep::Plain(reason),
-                None => self.weigh(&ChoiceInputs { state, budget, round_costs, learnt }),
+        let open = control.with(|learnt| match self.gate(state, learnt, now) {
+            Some(reason) => Err(reason),
+            None => {
+                let round_costs = self.round_costs(learnt, !state.speculating);
+                Ok((self.budget(state, &round_costs, learnt), round_costs))
             }
-        })
+        });
+        let (budget, round_costs) = match open {
+            Ok(open) => open,
+            Err(reason) => return NextStep::Plain(reason),
+        };
+        let drafts = self.looked_up(budget);
+        control
+            .with(|learnt| self.weigh(&ChoiceInputs { state, budget, round_costs, drafts: &drafts, learnt }))
     }
 
     /// Reason why no session may speculate on this replica now; `None` if one may.
@@ -111,10 +119,10 @@ impl SpeculationController {
 
     /// The draft of the lookups, and its value if it pays.
     fn lookup_offer(&self, inputs: &ChoiceInputs<'_, '_>) -> (Tree, Option<Offer>) {
-        let ChoiceInputs { budget, round_costs, learnt, .. } = inputs;
+        let ChoiceInputs { budget, round_costs, drafts, learnt, .. } = inputs;
         let counted = counted_for(&self.slots, 0).and_then(|position| self.slots.get(position));
         let outlook = self.outlook(counted, inputs);
-        let (draft, quote) = self.cut(&self.looked_up(*budget), *budget, outlook.rate(), round_costs, learnt);
+        let (draft, quote) = self.cut(drafts, *budget, outlook.rate(), round_costs, learnt);
         let first = draft.nodes().first().map(|node| node.votes.first().drafter);
         let worth = self.worth(quote, first, &outlook, inputs);
         (draft, worth.then_some((quote, outlook)))
@@ -122,7 +130,7 @@ impl SpeculationController {
 
     /// True if the model drafter may be queried, and the expected value of its draft if that pays.
     fn model_drafter_offer(&self, inputs: &ChoiceInputs<'_, '_>) -> (bool, Option<Offer>) {
-        let ChoiceInputs { state, budget, round_costs, learnt } = inputs;
+        let ChoiceInputs { state, budget, round_costs, learnt, .. } = inputs;
         let reads = |drafter: &ModelDrafter| drafter.warm || self.reads_quickly(round_costs.token, learnt);
         let model = self.model().filter(|(slot, drafter)| reads(drafter) && slot.health.is_well(state.done));
         let offer = model.and_then(|(slot, _)| {
@@ -222,9 +230,8 @@ impl SpeculationController {
         if gamma > 0 && self.model().is_some_and(|(slot, _)| slot.health.is_well(state.done)) {
             return NextStep::Draft(gamma);
         }
-        NextStep::Verify(
-            self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree,
-        )
+        let drafts = self.looked_up(budget);
+        NextStep::Verify(self.control.with(|learnt| self.merged(&drafts, budget, learnt)).tree)
     }
 
     /// The draft to verify once the model drafter has answered: merged with the drafts of the
