@@ -75,7 +75,7 @@ pub const VERSION: &str = match option_env!("FORETELL_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
-/// A section of help and manual pages: terms, and what they mean.
+/// A section of help and manual pages: terms with their meanings.
 type Terms = &'static [(&'static str, &'static str)];
 
 /// The exit codes, on every page.
@@ -108,11 +108,11 @@ fn section(heading: &str, terms: Terms) -> String {
     format!("{heading}:{}", terms.iter().map(line).collect::<String>())
 }
 
-/// The whole command line, as it is parsed, completed and described.
+/// The command line, as it is parsed, completed and described.
 pub(crate) fn command() -> clap::Command {
-    let (whole, exits) = (Cli::command(), section("Exit codes", EXITS));
+    let exits = section("Exit codes", EXITS);
     let environment = format!("{}\n\n{exits}", section("Environment", ENVIRONMENT));
-    whole.mut_subcommands(|command| command.after_help(exits.clone())).after_help(environment)
+    Cli::command().mut_subcommands(|command| command.after_help(exits.clone())).after_help(environment)
 }
 
 /// Parses an address to listen on.

@@ -26,17 +26,15 @@ use crate::random;
 use foretell_core::control::{Control, ExpiringMap};
 use foretell_core::session::Permission;
 
-/// Maximum number of epochs whose costs and acceptance are kept; the least recently used one is
-/// evicted.
+/// Maximum number of epochs with costs and acceptance; the least recently used one is evicted.
 const EPOCHS: usize = 1_024;
 /// An epoch without a request for this long may be dropped.
-pub const EPOCH_KEPT: Duration = Duration::from_hours(24);
+pub const EPOCH_TTL: Duration = Duration::from_hours(24);
 
 type ByEpoch<T> = Mutex<ExpiringMap<Epoch, Arc<T>>>;
 
 /// Costs, acceptance and answer traits of each engine, shared by its sessions.
 pub struct Learnt {
-    /// Limits on what speculation may cost other requests, by backend.
     /// Share of the free sequences that verify requests by fan-out may take, by backend.
     slots: HashMap<String, f64>,
     clock: Clock,
@@ -48,17 +46,18 @@ pub struct Learnt {
     traits: ByEpoch<AnswerTraits>,
     /// Measurements of other sidecars; `None` without a store.
     others: Mutex<Option<Arc<Statistics>>>,
-    /// Name of these measurements in a store, random; and that which those of a snapshot had.
+    /// Random name of these measurements in a store.
     name: String,
+    /// The name under which the measurements of the snapshot are in the store.
     former: Mutex<Option<String>>,
 }
 
 impl Learnt {
-    /// Nothing is learnt yet. `imposed`: limits on what speculation may cost other requests, by
-    /// backend.
+    /// Nothing is learnt yet. `slots`: share of the free sequences that verify requests by fan-out
+    /// may take, by backend.
     pub fn new(slots: HashMap<String, f64>) -> Self {
-        let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
-        let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
+        let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_TTL));
+        let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_TTL));
         let (controls, observed) = (map(), map());
         Self {
             slots,

@@ -184,11 +184,11 @@ fn speed<'a>(answers: impl Iterator<Item = &'a Answer>) -> Option<f64> {
 /// The sum of the `usage.foretell` objects; `None` unless every answer has one.
 fn rounds(answers: &[&Answer]) -> Option<Rounds> {
     answers.iter().try_fold(Rounds::default(), |sum, answer| {
-        let told = answer.foretell.as_ref()?;
+        let usage = answer.foretell.as_ref()?;
         Some(Rounds {
-            rounds: sum.rounds + told.rounds,
-            drafted: sum.drafted + told.drafted,
-            accepted: sum.accepted + told.accepted,
+            rounds: sum.rounds + usage.rounds,
+            drafted: sum.drafted + usage.drafted,
+            accepted: sum.accepted + usage.accepted,
         })
     })
 }
@@ -250,9 +250,9 @@ fn notes<'a>(
 /// Paths of the requests, with counts: `speculated 90, plain (no_gain) 10`.
 fn paths(answers: &[&Answer]) -> Option<String> {
     let mut counts = BTreeMap::new();
-    for told in answers.iter().filter_map(|answer| answer.foretell.as_ref()) {
-        let reason = told.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
-        *counts.entry(format!("{}{reason}", told.path)).or_insert(0_u64) += 1;
+    for usage in answers.iter().filter_map(|answer| answer.foretell.as_ref()) {
+        let reason = usage.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+        *counts.entry(format!("{}{reason}", usage.path)).or_insert(0_u64) += 1;
     }
     let shown: Vec<_> = counts.iter().map(|(path, count)| format!("{path} {count}")).collect();
     (!shown.is_empty()).then(|| format!("paths: {}", shown.join(", ")))

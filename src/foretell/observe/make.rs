@@ -34,12 +34,12 @@ pub fn sums(Counter(metric): Counter) -> Made<CounterVec> {
     CounterVec::new(options(&metric), metric.labels)
 }
 
-/// A whole number without labels.
+/// An integer without labels.
 pub fn int_gauge(Gauge(metric): Gauge) -> Made<IntGauge> {
     IntGauge::with_opts(options(&metric))
 }
 
-/// Whole numbers with labels.
+/// Integers with labels.
 pub fn int_gauges(Gauge(metric): Gauge) -> Made<IntGaugeVec> {
     IntGaugeVec::new(options(&metric), metric.labels)
 }

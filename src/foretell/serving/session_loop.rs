@@ -225,7 +225,7 @@ impl SessionLoop {
                 Ok(None) => {}
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
-            self.slot.record.session_holds(self.session.bytes());
+            self.slot.record.set_session_bytes(self.session.bytes());
             let happened = self.wait().await;
             if let Some((unsent, why)) = self.resend_if_unanswered(&happened) {
                 return Err(self.unanswered(unsent, why));

@@ -144,7 +144,7 @@ impl Listener for Listening {
     }
 
     fn holds(&mut self, bytes: u64) {
-        self.0.slot.record.session_holds(bytes);
+        self.0.slot.record.set_session_bytes(bytes);
     }
 
     fn over(self, heard: TappedText, end: Ending) {

@@ -14,7 +14,7 @@ pub enum FaultKind {
     Timeout,
     /// The login was refused, or one is required.
     Password,
-    /// It has no memory left for a value.
+    /// It has no memory for a value.
     Full,
     /// It refused a command for another reason.
     Refused,

@@ -161,9 +161,9 @@ fn a_purge_removes_and_recording_goes_on_in_a_new_segment() {
         writer.write(record).unwrap();
     }
     let purged = |which: &Purged| {
-        let Purge { gone, left, failed } = purge(&settings.dir, None, which).unwrap();
+        let Purge { gone, remaining, failed } = purge(&settings.dir, None, which).unwrap();
         assert!(failed.is_empty(), "{failed:?}");
-        (gone, left)
+        (gone, remaining)
     };
     assert_eq!(purged(&Purged::Tenant("a".to_owned())), (1, 2));
     writer.write(&records[0]).unwrap();
@@ -173,7 +173,7 @@ fn a_purge_removes_and_recording_goes_on_in_a_new_segment() {
     fs::write(settings.dir.join("1.records"), "damaged").unwrap();
     fs::write(settings.dir.join("1.records.new"), "of a purge that was ended").unwrap();
     let damaged = purge(&settings.dir, None, &Purged::Before(4)).unwrap();
-    assert_eq!((damaged.gone, damaged.left, damaged.failed.len()), (1, 0, 1), "the others are purged");
+    assert_eq!((damaged.gone, damaged.remaining, damaged.failed.len()), (1, 0, 1), "the others are purged");
     assert!(!settings.dir.join("1.records.new").exists());
     purge_all(&settings.dir).unwrap();
     drop(writer);
@@ -191,7 +191,7 @@ fn a_purge_leaves_no_incomplete_record_behind() {
     let holds = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap()).contains("444444");
     assert!(holds(&path));
     let purged = purge(&settings.dir, None, &Purged::Tenant("a".to_owned())).unwrap();
-    assert_eq!((purged.gone, purged.left), (0, 1));
+    assert_eq!((purged.gone, purged.remaining), (0, 1));
     assert!(!holds(&path));
 }
 
