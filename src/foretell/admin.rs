@@ -47,13 +47,12 @@ const VERBS: [&str; 3] = ["disable", "enable", "reprobe"];
 /// A problem in a configuration file, as the answer of a reload lists it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct FileError {
-    /// Path of the file.
     pub file: String,
     /// Line, counted from 1; 0 if the problem has no line.
     pub line: usize,
     /// Path of the setting, such as `drafters[0].model`.
     pub path: String,
-    /// Text that says what is wrong, what is allowed and what was found.
+    /// The fault, the allowed values and the value found.
     pub message: String,
 }
 

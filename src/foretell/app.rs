@@ -76,12 +76,7 @@ pub enum AssembleError {
     Drafter(#[from] DrafterError),
     /// A file that the configuration names cannot be read.
     #[error("{path}: {error}")]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// The system's error.
-        error: io::Error,
-    },
+    File { path: PathBuf, error: io::Error },
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] fleet::tls::TlsError),
@@ -99,7 +94,6 @@ pub struct Running {
     pub gateway: Gateway,
     /// Identification of the backends' engines.
     pub identities: Arc<Identities>,
-    /// The drafter models that are loaded.
     pub drafters: Arc<Drafters>,
     /// The task that writes the snapshots, for the last time when the process drains; `None`
     /// without `corpus.snapshot`.
@@ -277,7 +271,7 @@ fn known(
     Ok(Known { policies, drafters, identities, comparisons, learnt, runner, gates, corpus })
 }
 
-/// Adds the metrics of what is known to a scrape.
+/// Registers the metrics of control groups, gates, engines and drafters.
 fn expose(known: &Known, shared: &Shared) -> Result<(), prometheus::Error> {
     let metrics = shared.observer.metrics();
     metrics.register(shown::collector(Arc::clone(&known.comparisons), Arc::clone(&known.policies))?)?;

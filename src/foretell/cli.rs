@@ -153,6 +153,14 @@ fn exit_code(outcome: std::io::Result<u8>) -> ExitCode {
     outcome.map_or(ExitCode::SUCCESS, ExitCode::from)
 }
 
+/// Parses a duration of more than zero.
+fn positive_duration(text: &str) -> Result<std::time::Duration, String> {
+    match crate::config::values::duration_or_why(text)? {
+        std::time::Duration::ZERO => Err("it must be more than 0".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
 /// Tokio runtime of a command; it has few threads, since models need the cores.
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()

@@ -71,18 +71,18 @@ impl Learnt {
         }
     }
 
-    /// The clock of all its moments.
+    /// The clock of the measurements.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
     /// Control state of an engine, with the operator's limits and the probe's costs applied.
     pub fn control(&self, identity: &Identity, backend: &str) -> Arc<Control> {
-        self.prepared(self.known_as(&identity.epoch), identity, backend)
+        self.prepared(self.control_of(&identity.epoch), identity, backend)
     }
 
     /// The measurements of an engine. A new one begins with those that other sidecars have shared.
-    fn known_as(&self, epoch: &Epoch) -> Arc<Control> {
+    fn control_of(&self, epoch: &Epoch) -> Arc<Control> {
         let (control, new) = {
             let mut controls = self.controls.lock();
             let new = controls.look(epoch).is_none();
@@ -95,7 +95,7 @@ impl Learnt {
     }
 
     /// Every engine with its measurements.
-    fn known(&self) -> Vec<(Epoch, Arc<Control>)> {
+    fn controls(&self) -> Vec<(Epoch, Arc<Control>)> {
         let controls = self.controls.lock();
         controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
     }

@@ -13,10 +13,10 @@
 //! | [`gateway`] | accepts a request, judges it, relays it or hands it over |
 //! | [`serving`] | one session with its I/O: its requests, its stream, its drafters |
 //! | [`store`] | measurements shared with other sidecars over Redis or Valkey |
-//! | [`learning`] | what outlives a session: control groups, the corpus, traits of answers |
+//! | [`learning`] | state that outlives a session: control groups, the corpus, traits of answers |
 //! | [`observe`] | the record of each request: metrics, log, the last sessions |
-//! | [`fleet`] | the servers behind: backends, replicas, the process that answers there, health, load, probes |
-//! | [`config`] | the config file and the policy files: text to validated values, with every error at once |
+//! | [`fleet`] | the upstream servers: backends, replicas, engines, health, load, probes |
+//! | [`config`] | config file and policy files: text to validated values, every error at once |
 //! | [`http`] | the base of servers and clients: listeners, bodies, headers, workers |
 //! | [`clock`], [`random`] | the moments and the random seeds that the pure crates receive |
 //!

@@ -173,7 +173,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// True if it was served as a completion, by whatever API the client uses.
+    /// True if it was served as a completion, independent of the client's API.
     pub fn is_completion(&self) -> bool {
         matches!(self.route, Some(Api::Completion(_))) || self.path != Path::Relayed
     }
@@ -297,8 +297,8 @@ impl Observer {
         Ok(Self { sampling: Sampling::new(share), collector, ..self })
     }
 
-    /// Decides whether a request with these fields has a line in the log if it succeeds, and begins
-    /// its trace.
+    /// The trace of a request with these fields, and true if it has a line in the log even if it
+    /// succeeds.
     fn begin(&self, headers: &HeaderMap) -> (bool, Option<Trace>) {
         let decision = self.sampling.of(headers);
         let has_spans = decision.spans && self.collector.is_some();

@@ -1,4 +1,4 @@
-//! The store of a fleet: a Redis or Valkey server over which sidecars share what they measure.
+//! The store of a fleet: a Redis or Valkey server over which sidecars share their measurements.
 //!
 //! Every few seconds a task reads the measurements of all other sidecars, lends their sums to the
 //! engines known here ([`crate::learning::shared`]), and writes all measurements of this sidecar.
@@ -39,7 +39,7 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum number of sidecars whose measurements are read, the latest ones.
 const SIDECARS: usize = 256;
 
-/// Address of the store, and what is needed to use it.
+/// Address of the store, and access to it.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Its address, and the login if it is in the URL.
@@ -76,7 +76,7 @@ impl Store {
     }
 
     /// Exchanges measurements in intervals until the process drains, once more then, and when its
-    /// last request has ended. `first` is dropped after the first exchange, whatever its outcome.
+    /// last request has ended. `first` is dropped after the first exchange, also a failed one.
     pub async fn exchange_until_drained(mut self, life: Arc<Lifecycle>, first: oneshot::Sender<()>) {
         let (mut first, mut draining, mut last) = (Some(first), false, false);
         loop {
@@ -149,7 +149,7 @@ impl Store {
         link.note(&self.index(), &member(name), unix_now().as_secs(), EPOCH_TTL).await?;
         if let Some(former) = self.learnt.former() {
             link.forget(&self.key_of("sidecar", &former), &self.index(), &member(&former)).await?;
-            self.learnt.succeed();
+            self.learnt.forget_former();
         }
         Ok(())
     }

@@ -39,9 +39,7 @@ use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
 /// Parts of a running proxy whose state the admin API shows.
 #[derive(Clone)]
 pub struct Known {
-    /// The policies in force.
     pub policies: Arc<PolicyStore>,
-    /// The loaded drafters.
     pub drafters: Arc<Drafters>,
     /// Identification of the servers at the replicas' addresses.
     pub identities: Arc<Identities>,
@@ -49,7 +47,6 @@ pub struct Known {
     pub comparisons: Arc<Comparisons>,
     /// Costs, acceptance and traits of each engine.
     pub learnt: Arc<Learnt>,
-    /// The session runner.
     pub runner: Arc<SessionRunner>,
     /// The gates of the policies at the replicas.
     pub gates: Arc<GateWatch>,
@@ -97,7 +94,7 @@ pub enum ReloadSource {
     /// A change of the files was noticed: nothing is done if they are those in force, or were
     /// refused already.
     FileChange,
-    /// A retry of a reload that was refused: what it lacked may be there by now.
+    /// A retry of a reload that was refused: its files may be complete by now.
     Retry,
 }
 
@@ -118,10 +115,15 @@ impl Configured {
     /// Sets the metrics about the policies in force. `taken`: a reload was not refused;
     /// `synchronized`: the files are in force.
     fn show(&self, observer: &Observer, taken: bool, synchronized: bool) {
+        let version = Revision::of(self.labels().as_bytes()).to_string();
+        observer.metrics().configured(&version, taken, synchronized);
+    }
+
+    /// The labels of the policies in force, in match order.
+    fn labels(&self) -> String {
         let policies = self.known.policies.current();
         let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
-        let version = Revision::of(labels.join(",").as_bytes()).to_string();
-        observer.metrics().configured(&version, taken, synchronized);
+        labels.join(",")
     }
 
     /// The answer of `/api/policies`: the policies in match order, their folder, `synchronized`
@@ -232,13 +234,11 @@ impl Configured {
             self.show(&shared.observer, outcome.is_ok(), refused.is_empty());
         }
         Some(outcome.map(|_| {
-            let policies = self.known.policies.current();
-            let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
             let now = self.names();
             let removed: Vec<&str> =
                 before.iter().filter(|name| !now.contains(name)).map(String::as_str).collect();
             let removed = (!removed.is_empty()).then(|| removed.join(","));
-            tracing::info!(policies = labels.join(","), removed, "reloaded");
+            tracing::info!(policies = self.labels(), removed, "reloaded");
             for warning in last.warnings.iter().filter(|warning| !warned.contains(warning)) {
                 tracing::warn!("{warning}");
             }
@@ -499,7 +499,10 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
 
 /// The gates of one policy at one replica, each with the words of its reason.
 fn gates_json(at: &GatesAt) -> Value {
-    let gate = |(gate, open): (Gate, bool)| json!({ "gate": gate.name(), "open": open, "words": gate.reason().words() });
+    let gate = |(gate, open): (Gate, bool)| {
+        let words = gate.reason().words();
+        json!({ "gate": gate.name(), "open": open, "words": words })
+    };
     let gates: Vec<Value> = Gate::ALL.into_iter().zip(at.open).map(gate).collect();
     json!({ "policy": at.policy, "backend": at.backend, "replica": at.replica, "gates": gates })
 }

@@ -22,7 +22,14 @@ pub(super) fn shown(corpus: &CorpusHandle) -> Response<Body> {
     }
     let entry = |((tenant, model), size): (&(Option<String>, String), &Holdings)| {
         let scope = if tenant.is_some() { "tenant" } else { "global" };
-        json!({ "tenant": tenant, "scope": scope, "model": model, "texts": size.texts, "tokens": size.tokens, "bytes": size.bytes })
+        json!({
+            "tenant": tenant,
+            "scope": scope,
+            "model": model,
+            "texts": size.texts,
+            "tokens": size.tokens,
+            "bytes": size.bytes,
+        })
     };
     let entries: Vec<Value> = entries.iter().map(entry).collect();
     let answer = json!({ "texts": sum.texts, "tokens": sum.tokens, "bytes": sum.bytes, "entries": entries });

@@ -23,8 +23,8 @@ const BODY_MAX: usize = 32 << 20;
 /// Memory for such bodies, bytes.
 const BODIES: u64 = 256 << 20;
 
-/// Answers by the Messages and the Responses API too, as translations of chats. No server behind
-/// takes what cannot be translated.
+/// Answers by the Messages and the Responses API too, as translations of chats. A request that
+/// cannot be translated is refused: no other server could take it.
 async fn answer(app: Arc<App>, request: Request<RequestBody>, memory: Arc<Memory>) -> Response<Body> {
     let backend = |_: &[u8]| {
         Some(translate::Backend { thinking: Thinking::Template, has_api: false, continuous_usage: true })

@@ -172,7 +172,7 @@ impl Prompt {
         self.body.get("model").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// All text of the prompt, used to tell copies from loops.
+    /// All text of the prompt, used to distinguish copies from loops.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for key in ["prompt", "messages"] {

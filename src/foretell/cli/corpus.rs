@@ -14,7 +14,7 @@ use crate::clock::unix_now;
 use crate::config::values;
 use crate::learning::cipher::{Cipher, KeyError};
 use crate::learning::recording::segment::{self, ReadError};
-use crate::learning::recording::{Purge, Purged, Record, purge, purge_all};
+use crate::learning::recording::{Purge, PurgeScope, Record, purge, purge_all};
 
 /// File in a recording that names the drafters trained on it.
 const DRAFTERS: &str = "drafters.json";
@@ -61,7 +61,7 @@ struct PurgeArgs {
     #[arg(long, value_name = "T")]
     tenant: Option<String>,
     /// The requests that ended longer ago than this, such as 720h
-    #[arg(long, value_name = "AGE", value_parser = age)]
+    #[arg(long, value_name = "AGE", value_parser = values::duration_or_why)]
     older_than: Option<Duration>,
 }
 
@@ -112,10 +112,6 @@ pub fn run(args: &CorpusArgs, out: &mut dyn Write) -> Exit {
             Exit::Unreachable
         }
     }
-}
-
-fn age(text: &str) -> Result<Duration, String> {
-    values::duration_or_why(text)
 }
 
 impl Recording {
@@ -283,8 +279,8 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
     let unread = |error| RecordingError::File(recording.dir.display().to_string(), error);
     let drafters = recording.drafters()?;
     let which = match (tenant, older_than) {
-        (Some(tenant), _) => Some(Purged::Tenant(tenant.clone())),
-        (_, Some(age)) => Some(Purged::Before(unix_now().as_secs().saturating_sub(age.as_secs()))),
+        (Some(tenant), _) => Some(PurgeScope::Tenant(tenant.clone())),
+        (_, Some(age)) => Some(PurgeScope::Before(unix_now().as_secs().saturating_sub(age.as_secs()))),
         _ => None,
     };
     let (line, purge) = if let Some(which) = &which {
@@ -298,8 +294,8 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
     };
     let concerned = |trained: &Trained| match &which {
         None => true,
-        Some(Purged::Tenant(tenant)) => trained.tenants.contains(&Some(tenant.clone())),
-        Some(Purged::Before(_)) => purge.gone > 0,
+        Some(PurgeScope::Tenant(tenant)) => trained.tenants.contains(&Some(tenant.clone())),
+        Some(PurgeScope::Before(_)) => purge.gone > 0,
     };
     let mut lines = vec![line];
     let named = drafters.all()?.into_iter().filter(concerned);

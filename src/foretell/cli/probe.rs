@@ -13,7 +13,7 @@ use super::access::Access;
 use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
-use crate::config::values;
+
 use crate::fleet::Replica;
 use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
@@ -57,15 +57,8 @@ pub struct ProbeArgs {
     #[arg(long)]
     pub score: bool,
     /// Maximum time of the measurement; give a slow or busy server more, such as 60s
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = within)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::positive_duration)]
     pub within: Duration,
-}
-
-fn within(text: &str) -> Result<Duration, String> {
-    match values::duration_or_why(text)? {
-        Duration::ZERO => Err("it must be more than 0".to_owned()),
-        within => Ok(within),
-    }
 }
 
 /// Result of probing a server.

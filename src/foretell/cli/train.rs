@@ -28,7 +28,7 @@ use super::{Exit, progress};
 use crate::clock::unix_now;
 use crate::config::flags::Environment;
 use crate::config::trained;
-use crate::config::values;
+
 use crate::learning::recording::Record;
 use environment::EnvironmentError;
 use folders::TrainingFolders;
@@ -67,7 +67,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "D", default_value = "cpu", value_parser = ["cpu", "cuda"])]
     pub device: String,
     /// Time for training, such as 30m
-    #[arg(long, value_name = "T", default_value = "30m", value_parser = budget)]
+    #[arg(long, value_name = "T", default_value = "30m", value_parser = super::positive_duration)]
     pub budget: Duration,
     /// Python with PyTorch, onnx and onnxruntime [default: an environment, made on first use]
     #[arg(long, value_name = "F")]
@@ -185,13 +185,6 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Exit {
             super::complain(&format_args!("foretell train: {error}"));
             Exit::Unreachable
         }
-    }
-}
-
-fn budget(text: &str) -> Result<Duration, String> {
-    match values::duration_or_why(text)? {
-        Duration::ZERO => Err("it must be more than 0".to_owned()),
-        duration => Ok(duration),
     }
 }
 

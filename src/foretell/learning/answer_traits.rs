@@ -25,13 +25,13 @@ pub struct AnswerTraits {
     uncached: AtomicBool,
     nameless: AtomicBool,
     unended: AtomicU32,
-    /// The tokens that have ended its texts, and whether its answers name them as the stop.
+    /// The tokens that have ended its texts; true if its answers name them as the stop.
     ends: Mutex<BTreeMap<TokenId, bool>>,
-    /// How often each mark was text in its chats; `None` once it was not.
+    /// Number of times that each mark was text in its chats; `None` once it was not.
     marks: Mutex<BTreeMap<TokenId, Option<u32>>>,
 }
 
-/// Times that a mark has to be text before it is taken for text.
+/// Number of times that a mark has to be text before it is treated as text.
 const SHOWN: u32 = 3;
 
 /// Numbers of complete answers that were parsed alike here and by the server.

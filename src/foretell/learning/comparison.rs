@@ -97,7 +97,7 @@ impl Comparisons {
 
 impl Drawn {
     /// Notes the projected speedup of the request, and its basis.
-    pub fn would_have(&self, gain: f64, basis: Basis) {
+    pub fn note_projected(&self, gain: f64, basis: Basis) {
         let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
         self.all.groups.lock().0.get(&key, now).note_projected(gain, basis);

@@ -288,9 +288,9 @@ impl Drop for Segment {
     }
 }
 
-/// Texts of a recording to be removed.
+/// Records to be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Purged {
+pub enum PurgeScope {
     Tenant(String),
     /// Those that ended before this moment, Unix seconds.
     Before(u64),
@@ -310,7 +310,7 @@ pub struct Purge {
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &Purged) -> io::Result<Purge> {
+pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &PurgeScope) -> io::Result<Purge> {
     let mut purge = Purge::default();
     remove(segment::leftovers(dir)?)?;
     for path in segment::list(dir)? {
@@ -352,7 +352,7 @@ fn remove(files: Vec<PathBuf>) -> io::Result<()> {
 fn purge_segment(
     path: &Path,
     cipher: Option<&Cipher>,
-    which: &Purged,
+    which: &PurgeScope,
 ) -> Result<(usize, usize), segment::ReadError> {
     let failed = |error| segment::ReadError::file(path, error);
     // To be written to, because NFS gives no exclusive lock otherwise.
@@ -360,8 +360,8 @@ fn purge_segment(
     lock(&locked).map_err(failed)?;
     let segment::Contents { records, cut } = segment::read(path, cipher)?;
     let goes = |record: &Record| match which {
-        Purged::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
-        Purged::Before(at) => record.at < *at,
+        PurgeScope::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
+        PurgeScope::Before(at) => record.at < *at,
     };
     let remaining: Vec<&Record> = records.iter().filter(|record| !goes(record)).collect();
     if remaining.is_empty() {

@@ -19,7 +19,7 @@ use foretell_core::units::Tick;
 /// ([`Epoch::started`]).
 const FIRST_START: u64 = 1 << 50;
 
-/// A model, whatever serves it.
+/// A model, independent of the engine that serves it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModelKey {
     model: String,
@@ -139,7 +139,7 @@ impl Learnt {
     }
 
     /// Notes that the measurements of the snapshot are written under [`Self::name`].
-    pub fn succeed(&self) {
+    pub fn forget_former(&self) {
         *self.former.lock() = None;
     }
 
@@ -177,7 +177,7 @@ impl Learnt {
             let (model, costs) = control.shared(now);
             LocalEngine { epoch, control, model, costs }
         };
-        self.known().into_iter().filter(|(epoch, _)| which(epoch)).map(engine).collect()
+        self.controls().into_iter().filter(|(epoch, _)| which(epoch)).map(engine).collect()
     }
 }
 
@@ -227,14 +227,14 @@ mod tests {
     #[test]
     fn a_sidecar_under_other_names_knows_the_process_again_and_a_new_replica_the_model() {
         let (one, other) = (sidecar(), sidecar());
-        measure(&one.known_as(&epoch("a/0", 7)), 0.02);
+        measure(&one.control_of(&epoch("a/0", 7)), 0.02);
         other.lend(one.local());
-        let same = figures(&other.known_as(&epoch("b/3", 7)));
+        let same = figures(&other.control_of(&epoch("b/3", 7)));
         assert!(same.0.is_some_and(|token| (token - 0.02).abs() < 1e-6), "{same:?}");
-        let sibling = figures(&other.known_as(&epoch("b/4", 8)));
+        let sibling = figures(&other.control_of(&epoch("b/4", 8)));
         assert_eq!((sibling.0, sibling.1), (None, same.1), "another machine may have another pace");
         let stranger = Epoch { vocabulary: "w".to_owned(), ..epoch("b/3", 7) };
-        assert_eq!(figures(&other.known_as(&stranger)), (None, 256.0));
+        assert_eq!(figures(&other.control_of(&stranger)), (None, 256.0));
         assert_eq!(other.local(), other.local());
         assert!(other.local().is_empty(), "what was lent is not its own");
     }
@@ -242,32 +242,32 @@ mod tests {
     #[test]
     fn a_new_replica_of_the_same_sidecar_begins_with_the_figures_of_the_others() {
         let learnt = sidecar();
-        measure(&learnt.known_as(&epoch("a/0", 7)), 0.02);
-        let (_, unshared) = figures(&learnt.known_as(&epoch("a/1", 8)));
+        measure(&learnt.control_of(&epoch("a/0", 7)), 0.02);
+        let (_, unshared) = figures(&learnt.control_of(&epoch("a/1", 8)));
         assert!((unshared - 256.0).abs() < 1e-9, "without a store nothing is shared");
         learnt.lend(Statistics::default());
-        assert!(figures(&learnt.known_as(&epoch("a/1", 8))).1 > 1_500.0);
-        assert!(figures(&learnt.known_as(&epoch("a/2", 9))).1 > 1_500.0);
+        assert!(figures(&learnt.control_of(&epoch("a/1", 8))).1 > 1_500.0);
+        assert!(figures(&learnt.control_of(&epoch("a/2", 9))).1 > 1_500.0);
     }
 
     #[test]
     fn an_engine_without_a_start_time_shares_what_depends_on_the_model() {
         let (one, other) = (sidecar(), sidecar());
         let restarts = Epoch { started: 3, ..epoch("a/0", 0) };
-        measure(&one.known_as(&restarts), 0.02);
+        measure(&one.control_of(&restarts), 0.02);
         other.lend(one.local());
-        let (token, length) = figures(&other.known_as(&restarts));
+        let (token, length) = figures(&other.control_of(&restarts));
         assert!(token.is_none() && length > 1_500.0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
         let (one, other) = (sidecar(), sidecar());
-        measure(&one.known_as(&epoch("a/0", 7)), 0.02);
+        measure(&one.control_of(&epoch("a/0", 7)), 0.02);
         let first = one.local();
         for _ in 0..10 {
             other.lend(one.local());
-            other.known_as(&epoch("a/0", 7));
+            other.control_of(&epoch("a/0", 7));
             one.lend(other.local());
         }
         assert_eq!(one.local(), first);

@@ -83,7 +83,7 @@ impl Learnt {
                 None
             }
         };
-        let epochs = self.known().into_iter().filter_map(entry).collect();
+        let epochs = self.controls().into_iter().filter_map(entry).collect();
         let name = Some(self.name.clone());
         let snapshot = Snapshot { version: VERSION, saved: unix_now().as_secs(), name, epochs };
         Ok(replace(file, &serde_json::to_vec(&snapshot)?)?)

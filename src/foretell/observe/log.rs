@@ -57,8 +57,8 @@ fn colours() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Logs a panic. Its message is shown only if it is a constant: a formatted one may quote what a
-/// client has sent.
+/// Logs a panic. Its message is shown only if it is a constant: a formatted one may quote a
+/// client's text.
 fn panicked(payload: &dyn Any, at: Option<&std::panic::Location<'_>>) {
     let message = payload.downcast_ref::<&'static str>().copied();
     let at = at.map(ToString::to_string);

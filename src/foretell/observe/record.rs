@@ -382,33 +382,23 @@ impl Record {
         finished.path = if summary.speculated { Path::Speculated } else { Path::Plain };
         finished.reason = summary.reason.map(Reason::from);
         finished.usage.output_tokens = summary.output_tokens;
-        finished.speculation.drift = summary.drift;
-        finished.speculation.balance = summary.balance;
-        for round in summary.each.iter().skip(finished.speculation.rounds.len()) {
+        let Speculation { rounds, calls, drift, balance } = &mut finished.speculation;
+        *drift = summary.drift;
+        *balance = summary.balance;
+        for round in summary.each.iter().skip(rounds.len()) {
             // Earlier requests decided nothing: they are a part of this round.
             let until = self.open.partition_point(|open| open.call <= round.call);
-            let calls: Vec<Open> = self.open.drain(..until).collect();
-            let Some(&Open { number, drafter, since, computed, .. }) = calls.last() else { return };
-            let draft = calls.iter().map(|open| open.draft).sum();
+            let requests: Vec<Open> = self.open.drain(..until).collect();
+            let Some(&Open { number, drafter, since, computed, .. }) = requests.last() else { return };
+            let draft = requests.iter().map(|open| open.draft).sum();
             let Judging { drafted, accepted, depth, .. } = *round;
             match computed {
-                Some(computed) => {
-                    finished.speculation.calls.reported += u64::from(computed.saturating_sub(accepted + 1))
-                }
-                None => finished.speculation.calls.estimated += u64::from(drafted.saturating_sub(accepted)),
+                Some(computed) => calls.reported += u64::from(computed.saturating_sub(accepted + 1)),
+                None => calls.estimated += u64::from(drafted.saturating_sub(accepted)),
             }
             let verify = since.elapsed();
             let at = since.saturating_duration_since(self.started);
-            finished.speculation.rounds.push(Round {
-                drafted,
-                accepted,
-                depth,
-                number,
-                at,
-                drafter,
-                draft,
-                verify,
-            });
+            rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
         }
     }
 

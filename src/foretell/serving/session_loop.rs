@@ -274,7 +274,7 @@ impl SessionLoop {
             self.drawn.ended(seconds);
         }
         if let Some((gain, basis)) = summary.projected_speedup {
-            self.drawn.would_have(gain, basis);
+            self.drawn.note_projected(gain, basis);
         }
         let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
         if summary.finish.is_none() && answer.is_ok() {

@@ -261,7 +261,7 @@ impl Work {
         let Some((session, _)) = &self.session else { return };
         self.run.remembering.learn(session.prompt(), session.output());
         if let Some((gain, basis)) = summary.projected_speedup {
-            self.run.drawn.would_have(gain, basis);
+            self.run.drawn.note_projected(gain, basis);
         }
     }
 }

@@ -22,11 +22,11 @@ const SIGN: &str = "target/config.json";
 pub struct DemoEndpoints {
     /// Folder of the bundled models.
     pub models: PathBuf,
-    /// Address that the target serves on.
+    /// The target.
     pub direct: SocketAddr,
-    /// Address that Foretell serves on.
+    /// Foretell.
     pub listen: SocketAddr,
-    /// Address of its admin API.
+    /// Its admin API.
     pub admin: SocketAddr,
 }
 
@@ -37,16 +37,13 @@ pub enum EndpointError {
     Address {
         /// The flag or variable.
         setting: String,
-        /// Its value.
         got: String,
-        /// The allowed values.
         allowed: String,
     },
     /// The named folder has no models.
     Named {
         /// The flag or variable.
         setting: &'static str,
-        /// The folder.
         folder: PathBuf,
     },
     /// No folder has models.

@@ -33,12 +33,11 @@ pub(super) async fn traffic(port: &AdminPort) -> Result<Option<CoverageReport>, 
     answer(port, port.get("/api/coverage"), "explain --traffic").await
 }
 
-/// Waits for an answer in JSON; `None` if no server listens. `what` names the command that needs
-/// it.
+/// Waits for an answer in JSON; `None` if no server listens. `command` is named in errors.
 async fn answer<T: DeserializeOwned>(
     port: &AdminPort,
     call: impl Future<Output = Result<(StatusCode, Vec<u8>), Fault>>,
-    what: &str,
+    command: &str,
 ) -> Result<Option<T>, String> {
     let address = port.address;
     let (status, body) = match tokio::time::timeout(TIMEOUT, call).await {
@@ -56,7 +55,7 @@ async fn answer<T: DeserializeOwned>(
         (StatusCode::UNAUTHORIZED, _) => {
             Err(format!("the proxy at {address} requires its admin token (admin.token_file)"))
         }
-        _ => Err(format!("the server on the admin port {address} does not support {what} ({status})")),
+        _ => Err(format!("the server on the admin port {address} does not support {command} ({status})")),
     }
 }
 

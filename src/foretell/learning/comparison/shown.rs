@@ -121,10 +121,10 @@ mod tests {
         let store = Arc::new(PolicyStore::new(policies));
         let metrics = collector(Arc::clone(&comparisons), Arc::clone(&store)).unwrap();
         let drawn = comparisons.draw(&policy, "llama", true);
-        drawn.would_have(1.5, Basis::Probe);
+        drawn.note_projected(1.5, Basis::Probe);
         let shown = comparisons.shown(&policy.name);
         assert_eq!((&shown[0]["backend"], &shown[0]["projected_speedup"]), (&json!("llama"), &Value::Null));
-        (0..200).for_each(|_| drawn.would_have(1.5, Basis::Probe));
+        (0..200).for_each(|_| drawn.note_projected(1.5, Basis::Probe));
         for _ in 0..400 {
             let drawn = comparisons.draw(&policy, "llama", true);
             drawn.ended(if drawn.holdback { 0.03 } else { 0.02 });

@@ -1,6 +1,6 @@
 //! The files of a recording: segments of records, encrypted if there is a key.
 //!
-//! A segment is a first line, which names its version and whether it is encrypted, and records.
+//! A segment is a first line, with its version and encryption, and records.
 //! Each is its length in bytes (32 bits, little endian), the complement of that, and that many
 //! bytes: the record as JSON and the first eight bytes of its SHA-256, or 12 random bytes and the
 //! record, sealed with them by AES-256-GCM. If the process ended while it wrote, or if the segment

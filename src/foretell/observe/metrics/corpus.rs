@@ -47,10 +47,9 @@ impl CorpusMetrics {
 
     /// Sets the current sizes, and the counts of events since the start.
     pub fn set(&self, sizes: Holdings, events: Events) {
-        let level = |gauge: &IntGauge, value: usize| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-        level(&self.bytes, sizes.bytes);
-        level(&self.tokens, sizes.tokens);
-        level(&self.texts, sizes.texts);
+        make::set(&self.bytes, sizes.bytes as u64);
+        make::set(&self.tokens, sizes.tokens as u64);
+        make::set(&self.texts, sizes.texts as u64);
         let Events { learnt, known, evicted, expired } = events;
         for (event, count) in
             [("learnt", learnt), ("known", known), ("evicted", evicted), ("expired", expired)]
