@@ -115,7 +115,6 @@ pub(crate) fn command() -> clap::Command {
     Cli::command().mut_subcommands(|command| command.after_help(exits.clone())).after_help(environment)
 }
 
-/// Parses an address to listen on.
 fn address(text: &str) -> Result<std::net::SocketAddr, String> {
     crate::config::kind::parse_address(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
 }

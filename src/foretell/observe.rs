@@ -49,7 +49,6 @@ pub struct Round {
     pub number: u32,
     /// Time from accepting the request to sending its verify request.
     pub at: Duration,
-    /// Name of the drafter.
     pub drafter: &'static str,
     /// Time spent drafting.
     pub draft: Duration,
@@ -320,12 +319,10 @@ impl Observer {
         self.recording_fault.lock().clone()
     }
 
-    /// The latest completions.
     pub fn recent(&self) -> &Recent {
         &self.recent
     }
 
-    /// The sums over all requests.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
@@ -359,7 +356,6 @@ impl Observer {
         self.streak.lock().problem(Instant::now())
     }
 
-    /// The last quarter of an hour.
     pub fn history(&self) -> &History {
         &self.history
     }

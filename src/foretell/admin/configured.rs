@@ -89,10 +89,9 @@ const READINGS: usize = 4;
 /// Trigger of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadSource {
-    /// The operator: the files are taken as they are.
+    /// The operator: the files are loaded in any case.
     Operator,
-    /// A change of the files was noticed: nothing is done if they are those in force, or were
-    /// refused already.
+    /// A change of the files: nothing is done if they are those in force, or were refused already.
     FileChange,
     /// A retry of a reload that was refused: its files may be complete by now.
     Retry,
@@ -382,7 +381,7 @@ impl Configured {
         &self.known.corpus
     }
 
-    /// Explains what would happen to a request now.
+    /// Explains how a request would be served now.
     pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
         let replica = shared.fleet.would_pick(question.model());
         let knowledge = replica.as_ref().and_then(|replica| self.known.identities.knowledge(replica));

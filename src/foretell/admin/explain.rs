@@ -209,7 +209,7 @@ pub struct ServerFacts<'a> {
     pub notes: Vec<String>,
 }
 
-/// Explains what a proxy with these settings would do with a request.
+/// Explains how a proxy with these settings would serve a request.
 pub fn explain(
     question: &Question,
     process: &Process,

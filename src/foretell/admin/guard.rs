@@ -91,8 +91,8 @@ fn authority(origin: &str) -> Option<&str> {
     Some(rest).filter(|rest| !rest.is_empty() && !rest.contains(['/', '@']))
 }
 
-/// True if the request is addressed to this `host[:port]` and no other. A browser leaves the port
-/// of the scheme out of both.
+/// True if the request is addressed to this `host[:port]` and no other. A browser omits the port of
+/// the scheme in both.
 fn is_addressed_to(head: &request::Parts, from: &str) -> bool {
     let mut hosts = head.headers.get_all(HOST).iter();
     let named = hosts.next().map(|host| host.to_str().unwrap_or_default());

@@ -30,7 +30,7 @@ const OFFLINE: &str = "the server was not asked";
 const NOT_ONE: &str =
     "whether one engine answers at this address was not tried, since that takes verify requests";
 
-/// Explains what a proxy with these settings would do with a request. `may_call`: the server may be
+/// Explains how a proxy with these settings would serve a request. `may_call`: the server may be
 /// called.
 ///
 /// # Errors

@@ -51,7 +51,6 @@ pub struct Gateway {
     pub admin: Option<SocketAddr>,
     /// Address of the metrics-only listener; `None` without one.
     pub metrics: Option<SocketAddr>,
-    /// State that the parts share.
     pub shared: Shared,
     /// Reloads the configuration; `None` without one.
     configured: Option<Arc<Configured>>,

@@ -101,7 +101,6 @@ pub struct Access {
     pub tls: Option<Arc<ClientConfig>>,
 }
 
-/// A client of one server.
 #[derive(Debug)]
 pub struct Client {
     url: Url,

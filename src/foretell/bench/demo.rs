@@ -45,7 +45,6 @@ pub struct Stack {
     pub through: Url,
     /// Root URL of the proxy's admin API.
     pub admin: Url,
-    /// Description of the models.
     pub about: About,
 }
 

@@ -53,7 +53,6 @@ struct Group {
     bars: Vec<Bar>,
 }
 
-/// The report as one HTML page.
 pub fn page(runs: &[Run], about: &About) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -123,7 +122,6 @@ fn headlines(page: &mut String, runs: &[Run]) {
     page.push_str("</ul>");
 }
 
-/// Conditions of the measurement.
 fn described(about: &About) -> String {
     let mut rows = String::from("<dl>");
     for (name, value) in about.rows() {

@@ -8,7 +8,6 @@ use serde::Deserialize;
 /// Request times measured by a probe, seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// Seconds of a plain step.
     pub step: f64,
     /// Seconds of a round by number of drafted tokens, ascending, not empty.
     rounds: Vec<(usize, f64)>,

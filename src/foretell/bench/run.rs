@@ -52,7 +52,6 @@ pub struct Bench {
 pub struct CostSource {
     /// Metrics page of Foretell, which reports drafting times.
     pub through: Url,
-    /// Source of the target's step times.
     pub target: TargetCosts,
 }
 
@@ -69,9 +68,7 @@ pub enum TargetCosts {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{side} ({url}): {failure}", side = side.name())]
 pub struct Stopped {
-    /// The side that did not answer.
     pub side: Side,
-    /// Root URL of that side.
     pub url: String,
     /// Failure of the first request.
     pub failure: Failure,

@@ -45,7 +45,6 @@ pub struct Measured {
     pub alternations: Vec<Vec<Pair>>,
     /// Times counted by the servers during the run.
     pub costs: Result<Costs, Unknown>,
-    /// Share of looping outputs of both sides.
     pub looping: Looping,
 }
 
@@ -62,20 +61,15 @@ pub struct Looping {
 /// Time to the first output, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FirstToken {
-    /// Median, milliseconds.
     pub p50: Option<f64>,
-    /// 95th percentile, milliseconds.
     pub p95: Option<f64>,
 }
 
 /// Time between successive output events, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Gaps {
-    /// Median, milliseconds.
     pub p50: Option<f64>,
-    /// 95th percentile, milliseconds.
     pub p95: Option<f64>,
-    /// 99th percentile, milliseconds.
     pub p99: Option<f64>,
 }
 
@@ -83,9 +77,7 @@ pub struct Gaps {
 pub struct Figures {
     /// Speed of one client: sum of output tokens ÷ sum of times from request to last event.
     pub tokens_per_second: Option<f64>,
-    /// Time to the first output, milliseconds.
     pub ttft_ms: FirstToken,
-    /// Time between successive output events, milliseconds.
     pub gap_ms: Gaps,
     /// Number of requests sent.
     pub requests: u64,
@@ -135,7 +127,6 @@ impl Run {
     }
 }
 
-/// Computes the figures of one run.
 pub fn conclude(measured: Measured) -> Run {
     let pairs = || measured.alternations.iter().flatten();
     let ratios: Vec<f64> = measured.alternations.iter().filter_map(|pairs| ratio(pairs)).collect();

@@ -53,11 +53,7 @@ pub struct Settings<'a> {
 pub enum Error {
     /// The file cannot be read.
     #[error("{path}: {source}")]
-    Read {
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error(
         "{file}:{line}: {reason}; expected {{\"route\": \"completions\" or \"chat\", \"body\": {{the request}}}} on each line"
     )]

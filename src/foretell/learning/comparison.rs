@@ -31,11 +31,8 @@ type AllGroups = (ExpiringMap<(String, String), Groups>, SplitMix64);
 
 /// The groups of a policy at a backend.
 pub struct Compared {
-    /// The name of the policy.
     pub policy: String,
-    /// The name of the backend.
     pub backend: String,
-    /// Both groups.
     pub groups: Groups,
     /// Speculation was measured slower than plain decoding, and is closed for a while.
     pub closed: bool,

@@ -27,7 +27,7 @@ impl Grammars {
     /// True if a grammar applies to requests of this key; `None` if the server has not answered.
     pub fn applies(&self, key: &GrammarKey, now: Tick) -> Option<bool> {
         let mut answers = self.0.lock();
-        // Looking up a key that is not there must not make room for it.
+        // `get` would insert an absent key, and evict another.
         answers.look(key)?;
         *answers.get(key, now)
     }

@@ -205,7 +205,7 @@ impl Writer {
         };
         let segment = self.segment.insert(segment);
         let written = segment.file.write_all(&frame);
-        // A lock that stays makes a purge wait, and nothing else.
+        // If this fails, only a purge has to wait.
         let _ = segment.file.unlock();
         if written.is_ok() {
             segment.len += frame.len() as u64;

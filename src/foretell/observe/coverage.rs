@@ -61,7 +61,6 @@ struct Sum {
 pub struct Projected {
     /// The policy, without its revision.
     pub policy: String,
-    /// The backend.
     pub backend: String,
     /// Plain time ÷ projected time.
     pub speedup: f64,

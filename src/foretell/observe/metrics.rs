@@ -185,8 +185,8 @@ impl Metrics {
         self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
     }
 
-    /// Records the result of a reload: `taken` if it succeeded; `synchronized` if all that the
-    /// files say is in force; `version` is the configuration now in force.
+    /// Records the result of a reload. `taken`: it succeeded; `synchronized`: the files are in
+    /// force; `version`: the configuration now in force.
     pub fn configured(&self, version: &str, taken: bool, synchronized: bool) {
         self.config.loaded(version, taken, synchronized);
     }

@@ -58,7 +58,7 @@ pub struct Record {
     observer: Arc<Observer>,
     span: Span,
     started: Instant,
-    /// Large, and the record is moved often.
+    /// Boxed: it is large, and the record is moved often.
     finished: Box<Finished>,
     written: bool,
     /// The parts of its answer are gathered, and sent as one.
@@ -108,7 +108,6 @@ impl Record {
         }
     }
 
-    /// The record so far.
     pub fn so_far(&self) -> &Finished {
         &self.finished
     }
@@ -190,7 +189,6 @@ impl Record {
         self.finished.policy = policy;
     }
 
-    /// Records the model id in the request.
     pub fn model(&mut self, model: String) {
         self.finished.model = Some(truncated(model));
     }
@@ -235,7 +233,6 @@ impl Record {
         replica.label().clone_into(&mut self.finished.upstream.replica);
     }
 
-    /// Records the status sent to the client.
     pub fn status(&mut self, status: StatusCode) {
         self.finished.status = status.as_u16();
     }
@@ -319,7 +316,6 @@ impl Record {
         self.finished.reads_others = true;
     }
 
-    /// Records the number of prompt tokens.
     pub fn prompt_tokens(&mut self, tokens: usize) {
         self.finished.usage.prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
     }

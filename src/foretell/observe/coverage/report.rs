@@ -40,7 +40,6 @@ pub struct IneligibleTokens {
     pub policy: String,
     /// The reason in plain words.
     pub words: String,
-    /// Output tokens.
     pub tokens: u64,
     /// Their share in all output tokens.
     pub share: f64,
@@ -53,9 +52,7 @@ pub struct CoverageRow {
     pub policy: String,
     /// The backend; empty if none was chosen.
     pub backend: String,
-    /// The API.
     pub route: String,
-    /// How they were served.
     pub path: String,
     /// Reason for which they were not speculated on, or not to the end; empty if there is none.
     pub reason: String,
