@@ -19,6 +19,7 @@ use tower::ServiceBuilder;
 use tower_http::set_header::SetResponseHeaderLayer;
 
 pub use configured::{Configured, Known, ReloadSource};
+use explain::Question;
 pub use guard::Guard;
 
 use crate::clock::unix_time;
@@ -46,13 +47,12 @@ const VERBS: [&str; 3] = ["disable", "enable", "reprobe"];
 /// A problem in a configuration file, as the answer of a reload lists it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct FileError {
-    /// Path of the file.
     pub file: String,
     /// Line, counted from 1; 0 if the problem has no line.
     pub line: usize,
     /// Path of the setting, such as `drafters[0].model`.
     pub path: String,
-    /// Text that says what is wrong, what is allowed and what was found.
+    /// The fault, the allowed values and the value found.
     pub message: String,
 }
 
@@ -113,7 +113,7 @@ impl Admin {
             "/readyz" => return self.ready(),
             _ => {}
         }
-        // The page asks for the token, so it is served without one; it holds no data of the
+        // The page prompts for the token, so it is served without one; it contains no data of the
         // process.
         if let Some(file) = page::file(path) {
             return match self.guard.stranger(&parts) {
@@ -171,8 +171,7 @@ impl Admin {
         response
     }
 
-    /// The words for a process that is ready, and for what is wrong all the same, as on the status
-    /// page.
+    /// The words for a process that is ready, with its faults as on the status page.
     fn ready_words(&self) -> String {
         let in_force = self.configured.as_ref().is_none_or(|configured| configured.is_synchronized());
         let out = self.shared.fleet.out();
@@ -219,7 +218,7 @@ impl Admin {
         }
     }
 
-    /// `GET /api/coverage`: output tokens since the start by the way in which they came about.
+    /// `GET /api/coverage`: output tokens since the start by path and reason.
     fn coverage(&self) -> Response<Body> {
         let observer = &self.shared.observer;
         let projected = self.configured.as_ref().map(|configured| configured.projected());
@@ -275,8 +274,8 @@ impl Admin {
     /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the name of the replica, or its index in
     /// `/api/replicas`, from 0, which changes with the addresses that a DNS name has.
     fn replica(&self, method: &Method, path: &str) -> Response<Body> {
-        let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.rsplit_once('/'));
-        let Some((named, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
+        let action = path.strip_prefix(REPLICA).and_then(|rest| rest.rsplit_once('/'));
+        let Some((named, verb)) = action.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
         if method != Method::POST {
             return not_allowed("POST");
         }
@@ -336,7 +335,7 @@ impl Admin {
             Ok(Gathered::Part(_, Stopped::Memory)) => return Failure::Memory.response(),
             Err(error) => return bad_request(&error.to_string(), None),
         };
-        match explain::asked(parts, body.as_deref(), limit) {
+        match Question::of_call(parts, body.as_deref(), limit) {
             Ok(question) => {
                 json_response(StatusCode::OK, &json!(configured.explain(&question, &self.shared)))
             }

@@ -1,5 +1,4 @@
-//! From a validated configuration to a running proxy: the one place that builds every part and
-//! connects them.
+//! From a validated configuration to a running proxy: builds every part and connects them.
 //!
 //! `serve`, `demo` and the tests all start the proxy through [`start`]. Models are loaded before a
 //! listener opens, so a missing model fails the start instead of slowing the first request.
@@ -57,14 +56,12 @@ use foretell_engines::policy::PolicySet;
 
 /// Maximum wait of a start for the backends' engines to be identified and for the measurements of
 /// other sidecars; after that, requests are relayed until they are.
-const KNOWN_WITHIN: Duration = Duration::from_secs(20);
+const IDENTIFICATION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum wait at the end for the snapshots to be written, and for the store.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
-
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum wait at the end for recorded requests to be written: those of the last second, unless
 /// the disk hangs.
-const RECORDED_WITHIN: Duration = Duration::from_secs(1);
-
+const RECORDER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum wait at the end for the last spans to be sent.
 const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -79,12 +76,7 @@ pub enum AssembleError {
     Drafter(#[from] DrafterError),
     /// A file that the configuration names cannot be read.
     #[error("{path}: {error}")]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// The system's error.
-        error: io::Error,
-    },
+    File { path: PathBuf, error: io::Error },
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] fleet::tls::TlsError),
@@ -102,11 +94,10 @@ pub struct Running {
     pub gateway: Gateway,
     /// Identification of the backends' engines.
     pub identities: Arc<Identities>,
-    /// The drafter models that are loaded.
     pub drafters: Arc<Drafters>,
     /// The task that writes the snapshots, for the last time when the process drains; `None`
     /// without `corpus.snapshot`.
-    remembering: Option<JoinHandle<()>>,
+    saving: Option<JoinHandle<()>>,
     /// The task that shares measurements with other sidecars, for the last time when the process
     /// drains; `None` without `fleet.store`.
     sharing: Option<JoinHandle<()>>,
@@ -115,7 +106,7 @@ pub struct Running {
     /// The task that sends spans, and the token that stops it; `None` without a collector.
     exporting: Option<(JoinHandle<()>, CancellationToken)>,
     /// Stops the repeated identification of the backends when it is dropped.
-    _asking: DropGuard,
+    _identifying: DropGuard,
 }
 
 impl Running {
@@ -127,13 +118,13 @@ impl Running {
         if ended == Ended::AtOnce {
             return ended;
         }
-        for last in [self.remembering, self.sharing].into_iter().flatten() {
+        for last in [self.saving, self.sharing].into_iter().flatten() {
             // A disk or a store that hangs does not delay the end.
-            let _ = tokio::time::timeout(WRITTEN_WITHIN, last).await;
+            let _ = tokio::time::timeout(SNAPSHOT_TIMEOUT, last).await;
         }
         if let Some(recorder) = self.recorder {
             let written = tokio::task::spawn_blocking(move || recorder.finish());
-            let _ = tokio::time::timeout(RECORDED_WITHIN, written).await;
+            let _ = tokio::time::timeout(RECORDER_TIMEOUT, written).await;
         }
         if let Some((exporting, stop)) = self.exporting {
             stop.cancel();
@@ -161,9 +152,9 @@ pub async fn start_with(
     policies: PolicySet,
     drafters: Drafters,
 ) -> Result<Running, AssembleError> {
-    let Loaded { process, policies, settings, drafters } =
+    let Loaded { process, policies, mut settings, drafters } =
         blocking(move || load(process, policies, drafters)).await?;
-    let (stop_tracing, mut settings) = (CancellationToken::new(), settings);
+    let stop_tracing = CancellationToken::new();
     let mut exporting = None;
     if let Some(url) = &process.observe.otlp {
         let (collector, spans) = Collector::at(url)?;
@@ -195,29 +186,28 @@ pub async fn start_with(
         tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
     }
     let life = Arc::clone(&gateway.shared.life);
-    let remembering = snapshot.map(|file| {
-        let texts = corpus.keep_saving(corpus::sibling(&file), Arc::clone(&life));
-        tokio::spawn(async move { tokio::join!(learnt.keep_saving(file, life), texts) }.map(drop))
+    let saving = snapshot.map(|file| {
+        let texts = corpus.save_until_drained(corpus::sibling(&file), Arc::clone(&life));
+        tokio::spawn(async move { tokio::join!(learnt.save_until_drained(file, life), texts) }.map(drop))
     });
-    let (asking, stop) = (Arc::clone(&identities), watching.clone());
-    tokio::spawn(asking.keep_asking(stop));
+    tokio::spawn(Arc::clone(&identities).keep_asking(watching.clone()));
     tokio::spawn(gates.keep_looking(watching.clone()));
-    let (told, exchanged) = oneshot::channel();
+    let (first_exchange, exchanged) = oneshot::channel();
     let life = Arc::clone(&gateway.shared.life);
-    let sharing = store.map(|store| tokio::spawn(store.keep_exchanging(life, told)));
+    let sharing = store.map(|store| tokio::spawn(store.exchange_until_drained(life, first_exchange)));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let begun = async { tokio::join!(identities.asked(), exchanged) };
-    let _ = tokio::time::timeout(KNOWN_WITHIN, begun).await;
+    let _ = tokio::time::timeout(IDENTIFICATION_TIMEOUT, begun).await;
     let running = Running {
         gateway,
         identities,
         drafters,
-        remembering,
+        saving,
         sharing,
         recorder,
         exporting,
-        _asking: watching.drop_guard(),
+        _identifying: watching.drop_guard(),
     };
     Ok(running)
 }
@@ -238,8 +228,8 @@ fn fleet_store(
     Ok(Some(store))
 }
 
-/// Builds what outlives a request: the engines at each address, the policies, all that is learnt,
-/// and the runner of sessions over them.
+/// Builds the state that outlives a request: the engines at each address, the policies, all that is
+/// learnt, and the runner of sessions over them.
 fn known(
     process: &Process,
     policies: PolicySet,
@@ -248,14 +238,14 @@ fn known(
     shared: &Shared,
 ) -> Result<Known, AssembleError> {
     let backends = || process.backends.iter();
-    let asking: HashMap<String, RecognitionSettings> = backends()
+    let recognition: HashMap<String, RecognitionSettings> = backends()
         .map(|backend| {
             let renderer = renderer(process, backend)?;
-            Ok((backend.name.clone(), RecognitionSettings { renderer, ..asking(backend) }))
+            Ok((backend.name.clone(), RecognitionSettings { renderer, ..recognition_settings(backend) }))
         })
         .collect::<Result<_, AssembleError>>()?;
-    let asking = move |replica: &fleet::Replica| asking.get(replica.backend()).cloned();
-    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
+    let recognition = move |replica: &fleet::Replica| recognition.get(replica.backend()).cloned();
+    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), recognition));
     let terms = backends().map(|backend| (backend.name.clone(), ruling::terms(&backend.methods))).collect();
     let policies = Arc::new(PolicyStore::new(policies));
     let limits = draft::corpus::Limits { bytes: usize_of(process.corpus.bytes), ttl: process.corpus.ttl };
@@ -281,7 +271,7 @@ fn known(
     Ok(Known { policies, drafters, identities, comparisons, learnt, runner, gates, corpus })
 }
 
-/// Adds the metrics of what is known to a scrape.
+/// Registers the metrics of control groups, gates, engines and drafters.
 fn expose(known: &Known, shared: &Shared) -> Result<(), prometheus::Error> {
     let metrics = shared.observer.metrics();
     metrics.register(shown::collector(Arc::clone(&known.comparisons), Arc::clone(&known.policies))?)?;
@@ -303,8 +293,8 @@ fn load(process: Process, policies: PolicySet, drafters: Drafters) -> Result<Loa
     Ok(Loaded { process, policies, settings, drafters: Arc::new(drafters) })
 }
 
-/// Runs blocking work on a thread of its own, so that signals are handled meanwhile. Dropping the
-/// future does not stop the work.
+/// Runs blocking work on another thread, so that signals are handled meanwhile. Dropping the future
+/// does not stop the work.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
         Ok(done) => done,
@@ -326,10 +316,12 @@ async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, s
         files = blocking(move || {
             let changed = files.changed();
             // The outcome is logged and counted by `reload`.
-            let _ = changed.then(|| configured.reload(ReloadSource::FileChange, &shared));
-            let _ = look
-                .is_multiple_of(watch::READ_EVERY)
-                .then(|| configured.reload(ReloadSource::Retry, &shared));
+            if changed {
+                let _ = configured.reload(ReloadSource::FileChange, &shared);
+            }
+            if look.is_multiple_of(watch::READ_EVERY) {
+                let _ = configured.reload(ReloadSource::Retry, &shared);
+            }
             files
         })
         .await;
@@ -337,15 +329,15 @@ async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, s
 }
 
 /// Stops the identification of the backends once the process drains.
-async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
+async fn until_draining(life: Arc<Lifecycle>, identifying: CancellationToken) {
     tokio::select! {
-        () = life.draining() => asking.cancel(),
-        () = asking.cancelled() => {}
+        () = life.draining() => identifying.cancel(),
+        () = identifying.cancelled() => {}
     }
 }
 
 /// Settings by which the replicas of a backend are identified, watched and probed.
-fn asking(backend: &Backend) -> RecognitionSettings {
+fn recognition_settings(backend: &Backend) -> RecognitionSettings {
     let process::VerifyLimits { allow, explicit, context_max, bytes_max, .. } = &backend.methods;
     let configured = process::Load::default();
     RecognitionSettings {
@@ -386,8 +378,8 @@ fn parsers(backend: &Backend) -> Parsers {
     named.into_iter().find(|parsers| *parsers != Parsers::default()).unwrap_or_default()
 }
 
-/// The `generation_config.json` of its models: the file that is named, or that beside the named
-/// tokenizer, if there is one.
+/// The `generation_config.json` of its models: the file that is named, or that in the folder of the
+/// named tokenizer, if there is one.
 fn generation_config(backend: &Backend) -> Option<ModelConfig> {
     let named = backend.models.iter().find_map(|model| model.generation_config.as_deref());
     match named {

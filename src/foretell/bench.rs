@@ -1,9 +1,9 @@
 //! Benchmarks and comparisons: a server called directly against the same server called through
 //! Foretell.
 //!
-//! Measuring and evaluating are kept apart. `client` and `run` use the network and the clock;
-//! pure functions (`alternate`, `stats`, `formula`, `tally`, `require`) evaluate their results, so
-//! every figure of a report can be tested without a server.
+//! `client` and `run` use the network and the clock; pure functions (`alternate`, `stats`,
+//! `formula`, `tally`, `require`) evaluate their results, so every figure of a report can be tested
+//! without a server.
 
 pub mod about;
 pub mod alternate;

@@ -75,7 +75,7 @@ pub const VERSION: &str = match option_env!("FORETELL_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
-/// A section of help and manual pages: terms, and what they mean.
+/// A section of help and manual pages: terms with their meanings.
 type Terms = &'static [(&'static str, &'static str)];
 
 /// The exit codes, on every page.
@@ -108,14 +108,13 @@ fn section(heading: &str, terms: Terms) -> String {
     format!("{heading}:{}", terms.iter().map(line).collect::<String>())
 }
 
-/// The whole command line, as it is parsed, completed and described.
+/// The command line, as it is parsed, completed and described.
 pub(crate) fn command() -> clap::Command {
-    let (whole, exits) = (Cli::command(), section("Exit codes", EXITS));
+    let exits = section("Exit codes", EXITS);
     let environment = format!("{}\n\n{exits}", section("Environment", ENVIRONMENT));
-    whole.mut_subcommands(|command| command.after_help(exits.clone())).after_help(environment)
+    Cli::command().mut_subcommands(|command| command.after_help(exits.clone())).after_help(environment)
 }
 
-/// Parses an address to listen on.
 fn address(text: &str) -> Result<std::net::SocketAddr, String> {
     crate::config::kind::parse_address(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
 }
@@ -151,6 +150,14 @@ pub fn main() -> ExitCode {
 /// success.
 fn exit_code(outcome: std::io::Result<u8>) -> ExitCode {
     outcome.map_or(ExitCode::SUCCESS, ExitCode::from)
+}
+
+/// Parses a duration of more than zero.
+fn positive_duration(text: &str) -> Result<std::time::Duration, String> {
+    match crate::config::values::duration_or_why(text)? {
+        std::time::Duration::ZERO => Err("it must be more than 0".to_owned()),
+        duration => Ok(duration),
+    }
 }
 
 /// Tokio runtime of a command; it has few threads, since models need the cores.

@@ -1,5 +1,5 @@
 //! The clock of sessions and of all that is learnt: the pure crates receive its [`Tick`]s. And time
-//! since 1970, for what is shown or stored.
+//! since 1970, for output and storage.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -39,7 +39,7 @@ impl Clock {
         Tick(self.now().0.saturating_sub(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// Time left until `tick`; zero if it has passed.
+    /// Time until `tick`; zero if it has passed.
     pub fn until(&self, tick: Tick) -> Duration {
         tick - self.now()
     }

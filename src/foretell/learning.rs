@@ -26,17 +26,15 @@ use crate::random;
 use foretell_core::control::{Control, ExpiringMap};
 use foretell_core::session::Permission;
 
-/// Maximum number of epochs whose costs and acceptance are kept; the least recently used one is
-/// evicted.
+/// Maximum number of epochs with costs and acceptance; the least recently used one is evicted.
 const EPOCHS: usize = 1_024;
 /// An epoch without a request for this long may be dropped.
-pub const EPOCH_KEPT: Duration = Duration::from_hours(24);
+pub const EPOCH_TTL: Duration = Duration::from_hours(24);
 
 type ByEpoch<T> = Mutex<ExpiringMap<Epoch, Arc<T>>>;
 
 /// Costs, acceptance and answer traits of each engine, shared by its sessions.
 pub struct Learnt {
-    /// Limits on what speculation may cost other requests, by backend.
     /// Share of the free sequences that verify requests by fan-out may take, by backend.
     slots: HashMap<String, f64>,
     clock: Clock,
@@ -48,17 +46,18 @@ pub struct Learnt {
     traits: ByEpoch<AnswerTraits>,
     /// Measurements of other sidecars; `None` without a store.
     others: Mutex<Option<Arc<Statistics>>>,
-    /// Name of these measurements in a store, random; and that which those of a snapshot had.
+    /// Random name of these measurements in a store.
     name: String,
+    /// The name under which the measurements of the snapshot are in the store.
     former: Mutex<Option<String>>,
 }
 
 impl Learnt {
-    /// Nothing is learnt yet. `imposed`: limits on what speculation may cost other requests, by
-    /// backend.
+    /// Nothing is learnt yet. `slots`: share of the free sequences that verify requests by fan-out
+    /// may take, by backend.
     pub fn new(slots: HashMap<String, f64>) -> Self {
-        let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
-        let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
+        let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_TTL));
+        let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_TTL));
         let (controls, observed) = (map(), map());
         Self {
             slots,
@@ -72,18 +71,18 @@ impl Learnt {
         }
     }
 
-    /// The clock of all its moments.
+    /// The clock of the measurements.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
     /// Control state of an engine, with the operator's limits and the probe's costs applied.
     pub fn control(&self, identity: &Identity, backend: &str) -> Arc<Control> {
-        self.prepared(self.known_as(&identity.epoch), identity, backend)
+        self.prepared(self.control_of(&identity.epoch), identity, backend)
     }
 
     /// The measurements of an engine. A new one begins with those that other sidecars have shared.
-    fn known_as(&self, epoch: &Epoch) -> Arc<Control> {
+    fn control_of(&self, epoch: &Epoch) -> Arc<Control> {
         let (control, new) = {
             let mut controls = self.controls.lock();
             let new = controls.look(epoch).is_none();
@@ -96,7 +95,7 @@ impl Learnt {
     }
 
     /// Every engine with its measurements.
-    fn known(&self) -> Vec<(Epoch, Arc<Control>)> {
+    fn controls(&self) -> Vec<(Epoch, Arc<Control>)> {
         let controls = self.controls.lock();
         controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
     }

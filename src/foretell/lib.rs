@@ -8,15 +8,15 @@
 //! |---|---|
 //! | [`cli`] | one file per command: the meaning of its arguments, its output, its exit code |
 //! | [`mod@bench`] | a server measured directly and through Foretell, and the demonstration |
-//! | [`app`] | from a validated configuration to a running proxy; the one place where all parts meet |
+//! | [`app`] | from a validated configuration to a running proxy |
 //! | [`admin`] | the operator's API and status page, above all that they show |
 //! | [`gateway`] | accepts a request, judges it, relays it or hands it over |
 //! | [`serving`] | one session with its I/O: its requests, its stream, its drafters |
 //! | [`store`] | measurements shared with other sidecars over Redis or Valkey |
-//! | [`learning`] | what outlives a session: control groups, the corpus, traits of answers |
+//! | [`learning`] | state that outlives a session: control groups, the corpus, traits of answers |
 //! | [`observe`] | the record of each request: metrics, log, the last sessions |
-//! | [`fleet`] | the servers behind: backends, replicas, the process that answers there, health, load, probes |
-//! | [`config`] | the process file and the policy files: text to validated values, with every error at once |
+//! | [`fleet`] | the upstream servers: backends, replicas, engines, health, load, probes |
+//! | [`config`] | config file and policy files: text to validated values, every error at once |
 //! | [`http`] | the base of servers and clients: listeners, bodies, headers, workers |
 //! | [`clock`], [`random`] | the moments and the random seeds that the pure crates receive |
 //!
@@ -25,9 +25,9 @@
 //! [`gateway::proxy`] reads it and takes the steps of a [`foretell_engines::policy::Admission`]. If
 //! one of them says so, [`gateway::relay`] passes the request on unchanged. Otherwise [`serving`]
 //! makes a [`serving::plan::SessionPlan`] with the facts about the server
-//! ([`foretell_engines::policy::plan`]), sends the client's own request as the first plain request,
-//! and feeds the answer to a [`foretell_core::session::Session`]. The session drafts
-//! ([`foretell_core::draft`]), asks [`foretell_core::control`] whether a round pays, and has the
+//! ([`foretell_engines::policy::plan`]), sends the client's request as the first plain request, and
+//! feeds the answer to a [`foretell_core::session::Session`]. The session drafts
+//! ([`foretell_core::draft`]), lets [`foretell_core::control`] decide if a round pays, and has the
 //! draft verified by the engine's [`foretell_engines::dialect`]. Accepted tokens become text
 //! ([`foretell_engines::text`]) and events for the client ([`foretell_engines::openai`]).
 

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 pub use body::Recorded;
-pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
+pub use metrics::{DraftKind, DraftLoss, InFlight, Metrics};
 pub use record::Record;
 
 use coverage::Coverage;
@@ -49,7 +49,6 @@ pub struct Round {
     pub number: u32,
     /// Time from accepting the request to sending its verify request.
     pub at: Duration,
-    /// Name of the drafter.
     pub drafter: &'static str,
     /// Time spent drafting.
     pub draft: Duration,
@@ -87,24 +86,64 @@ impl Calls {
     }
 }
 
-/// The record of a finished request. It never holds text of a prompt or an answer.
+/// Where a request was sent.
+#[derive(Clone, Debug, Default)]
+pub struct Upstream {
+    /// Name of the backend; empty if none was chosen.
+    pub backend: String,
+    /// Name of the replica; empty if none was chosen.
+    pub replica: String,
+    /// The backend's `x-request-id`, if it differs from the request's id.
+    pub request_id: Option<String>,
+}
+
+/// Tokens of a request; 0 where the number is not known.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TokenUsage {
+    pub prompt_tokens: u32,
+    pub output_tokens: u32,
+    /// `output_tokens` is an estimate.
+    pub is_estimate: bool,
+}
+
+/// Times of an answer, measured from accepting the request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Timing {
+    /// Time that Foretell has added to the time to the first token; `None` without a session, or if
+    /// nothing was sent.
+    pub added: Option<Duration>,
+    /// First byte of the answer's body.
+    pub first_byte: Option<Duration>,
+    /// First part of the output; a client that does not stream gets it later.
+    pub first_token: Option<Duration>,
+    /// End of the answer.
+    pub duration: Duration,
+}
+
+/// The rounds of a request and their cost.
+#[derive(Clone, Debug, Default)]
+pub struct Speculation {
+    /// Every round, in order.
+    pub rounds: Vec<Round>,
+    pub calls: Calls,
+    /// Drift caused by lossy acceptance.
+    pub drift: Ledger,
+    /// Time won and lost.
+    pub balance: Balance,
+}
+
+/// The record of a finished request, without any text of its prompt or answer.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// The client's `x-request-id`, or one made by Foretell.
     pub id: String,
-    /// The backend's `x-request-id`, if it differs from `id`.
-    pub backend_id: Option<String>,
     /// When the request was accepted.
     pub time: SystemTime,
-    /// Name of the backend; empty if none was chosen.
-    pub backend: String,
-    /// Name of the replica that it was sent to; empty if none was.
-    pub replica: String,
+    pub upstream: Upstream,
     /// Model id as sent by the client, if it is known.
     pub model: Option<String>,
-    /// API of the request; `None` if it does not ask for text.
+    /// API of the request; `None` if it does not generate text.
     pub route: Option<Api>,
-    /// How it was served.
     pub path: Path,
     /// Reason for which it was not speculated on, or not to the end.
     pub reason: Option<Reason>,
@@ -112,49 +151,28 @@ pub struct Finished {
     pub parameter: Option<String>,
     /// `name@revision` of the policy that applied.
     pub policy: Option<String>,
-    /// Status sent to the client; 499 if the client left before one was known.
+    /// Status sent to the client; 499 if the client disconnected before one was known.
     pub status: u16,
-    /// Every round, in order.
-    pub rounds: Vec<Round>,
-    /// Drift caused by lossy acceptance.
-    pub drift: Ledger,
-    /// Its verify requests.
-    pub calls: Calls,
-    /// Time won and lost by its rounds.
-    pub balance: Balance,
-    /// It was held back as control group.
-    pub held_back: bool,
+    pub speculation: Speculation,
+    /// The request belongs to the control group.
+    pub holdback: bool,
     /// Its drafters read texts of other clients, so the client does not get the counts of its
     /// rounds.
     pub reads_others: bool,
-    /// Number of prompt tokens; 0 if it is not known.
-    pub prompt_tokens: u32,
-    /// Number of output tokens; 0 if it is not known.
-    pub output_tokens: u32,
-    /// That number is an estimate.
-    pub estimated: bool,
-    /// Time that Foretell has added to the time to the first token; `None` without a session, or if
-    /// nothing was sent.
-    pub added: Option<Duration>,
-    /// Time from accepting the request to the first byte of the answer's body.
-    pub first_byte: Option<Duration>,
-    /// Time from accepting the request to the first part of its output, which a client that does
-    /// not stream gets later.
-    pub first_token: Option<Duration>,
-    /// Time from accepting the request to the end of the answer.
-    pub duration: Duration,
-    /// Its trace; `None` if it has no spans.
+    pub usage: TokenUsage,
+    pub timing: Timing,
+    /// `None` if it has no spans.
     pub trace: Option<Trace>,
     /// It has no line in the log, unless it fails.
     pub unsampled: bool,
-    /// The client left before the end of the answer.
+    /// The client disconnected before the end of the answer.
     pub client_gone: bool,
-    /// Cause of a missing or incomplete answer; `None` if there is none, or if the client left.
+    /// Cause of a missing or incomplete answer; `None` also if the client disconnected.
     pub error: Option<String>,
 }
 
 impl Finished {
-    /// True if it was served as a completion, by whatever API the client asked.
+    /// True if it was served as a completion, independent of the client's API.
     pub fn is_completion(&self) -> bool {
         matches!(self.route, Some(Api::Completion(_))) || self.path != Path::Relayed
     }
@@ -164,10 +182,8 @@ impl Finished {
     pub fn new(path: Path, backend: impl Into<String>) -> Self {
         Self {
             id: String::new(),
-            backend_id: None,
             time: SystemTime::now(),
-            backend: backend.into(),
-            replica: String::new(),
+            upstream: Upstream { backend: backend.into(), ..Upstream::default() },
             model: None,
             route: None,
             path,
@@ -175,19 +191,11 @@ impl Finished {
             parameter: None,
             policy: None,
             status: 499,
-            rounds: Vec::new(),
-            drift: Ledger::default(),
-            calls: Calls::default(),
-            balance: Balance::default(),
-            held_back: false,
+            speculation: Speculation::default(),
+            holdback: false,
             reads_others: false,
-            prompt_tokens: 0,
-            output_tokens: 0,
-            estimated: false,
-            added: None,
-            first_byte: None,
-            first_token: None,
-            duration: Duration::ZERO,
+            usage: TokenUsage::default(),
+            timing: Timing::default(),
             trace: None,
             unsampled: false,
             client_gone: false,
@@ -197,7 +205,7 @@ impl Finished {
 
     /// True if a part of its answer was sent and the rest is missing; its status may be good.
     pub fn broke_off(&self) -> bool {
-        self.error.is_some() && self.first_byte.is_some()
+        self.error.is_some() && self.timing.first_byte.is_some()
     }
 
     /// The name of its policy, without the revision; empty without one.
@@ -207,12 +215,12 @@ impl Finished {
 
     /// Tokens drafted in all rounds together.
     pub fn drafted(&self) -> u32 {
-        self.rounds.iter().map(|round| round.drafted).sum()
+        self.speculation.rounds.iter().map(|round| round.drafted).sum()
     }
 
     /// Tokens accepted in all rounds together.
     pub fn accepted(&self) -> u32 {
-        self.rounds.iter().map(|round| round.accepted).sum()
+        self.speculation.rounds.iter().map(|round| round.accepted).sum()
     }
 
     /// True if the request or the service has failed: always logged.
@@ -220,19 +228,22 @@ impl Finished {
         self.error.is_some() || self.status >= 500
     }
 
-    /// Mean acceptance length, tokens per round: the accepted ones and the backend's own; `None`
+    /// Mean acceptance length, tokens per round: the accepted ones and the backend's next; `None`
     /// without a round.
     pub fn mean_acceptance_length(&self) -> Option<f64> {
-        let rounds = self.rounds.len();
+        let rounds = self.speculation.rounds.len();
         (rounds > 0).then(|| 1.0 + f64::from(self.accepted()) / rounds as f64)
     }
 
     /// Mean seconds per output token after the first; `None` for fewer than two tokens, and for an
     /// answer that was relayed: its tokens may be estimated, and a JSON answer shows no pace.
     pub fn seconds_per_token(&self) -> Option<f64> {
-        let first = self.first_token.filter(|_| self.path != Path::Relayed)?;
-        let rest = self.output_tokens.checked_sub(1).filter(|rest| *rest > 0)?;
-        Some(self.duration.saturating_sub(first).as_secs_f64() / f64::from(rest))
+        if self.path == Path::Relayed {
+            return None;
+        }
+        let first = self.timing.first_token?;
+        let rest = self.usage.output_tokens.checked_sub(1).filter(|rest| *rest > 0)?;
+        Some(self.timing.duration.saturating_sub(first).as_secs_f64() / f64::from(rest))
     }
 }
 
@@ -249,7 +260,7 @@ pub struct Observer {
     started: (SystemTime, Instant),
     sampling: Sampling,
     collector: Option<Collector>,
-    /// Why requests that are to be recorded are not.
+    /// Cause for which requests are not recorded although they should be.
     recording_fault: Mutex<Option<String>>,
 }
 
@@ -285,44 +296,43 @@ impl Observer {
         Ok(Self { sampling: Sampling::new(share), collector, ..self })
     }
 
-    /// Decides whether a request with these fields has a line in the log if it succeeds, and begins
-    /// its trace.
+    /// The trace of a request with these fields, and true if it has a line in the log even if it
+    /// succeeds.
     fn begin(&self, headers: &HeaderMap) -> (bool, Option<Trace>) {
-        let told = self.sampling.of(headers);
-        (told.line, self.collector.as_ref().filter(|_| told.spans).map(|_| trace::begun(&told.parent)))
+        let decision = self.sampling.of(headers);
+        let has_spans = decision.spans && self.collector.is_some();
+        (decision.line, has_spans.then(|| Trace::continued(&decision.parent)))
     }
 
-    /// The metrics, for values that do not come from finished requests.
+    /// For values that do not come from finished requests.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Notes why requests are not recorded; `None`: they are.
+    /// Sets the cause for which requests are not recorded; `None` if they are.
     pub fn note_recording(&self, fault: Option<String>) {
         *self.recording_fault.lock() = fault;
     }
 
-    /// Why requests that are to be recorded are not.
+    /// Cause for which requests are not recorded although they should be.
     pub fn recording_fault(&self) -> Option<String> {
         self.recording_fault.lock().clone()
     }
 
-    /// The latest completions.
     pub fn recent(&self) -> &Recent {
         &self.recent
     }
 
-    /// The sums over all requests.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Output tokens by the way in which they came about.
+    /// Output tokens by path and reason.
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
     }
 
-    /// Warns where no output of a minute of traffic was eligible, and counts it.
+    /// Warns if no output of a minute of traffic was eligible, and counts it.
     fn note_streak(&self, finished: &Finished) {
         if finished.route.is_none() {
             return;
@@ -341,12 +351,11 @@ impl Observer {
         }
     }
 
-    /// The problem that no output of a minute of traffic was eligible; `None` elsewhere.
+    /// The warning that no output of a minute of traffic was eligible; `None` otherwise.
     pub fn nothing_eligible(&self) -> Option<String> {
         self.streak.lock().problem(Instant::now())
     }
 
-    /// The last quarter of an hour.
     pub fn history(&self) -> &History {
         &self.history
     }
@@ -366,7 +375,7 @@ impl Observer {
             log::finished(&finished);
         }
         if let (Some(collector), Some(trace)) = (&self.collector, &finished.trace) {
-            collector.take(trace::told(&finished, trace));
+            collector.take(trace::spans(&finished, trace));
         }
         if finished.route.is_some() {
             self.recent.push(finished);

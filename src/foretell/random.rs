@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use foretell_core::units::SplitMix64;
 
-/// A random seed of 53 bits: JSON readers that parse numbers as doubles keep it exactly.
+/// A random seed of 53 bits: JSON readers that parse numbers as doubles read it exactly.
 pub fn fresh_seed() -> u64 {
     RandomState::new().hash_one(0_u8) >> 11
 }
 
-/// SplitMix64 over a shared counter, at the cost of one atomic operation: only for what spreads
-/// load, retries and samples.
+/// SplitMix64 over a shared counter, at the cost of one atomic operation: only to spread load,
+/// retries and samples.
 #[derive(Debug)]
 pub(crate) struct SharedSplitMix64(AtomicU64);
 

@@ -203,7 +203,7 @@ impl SessionRunner {
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);
         let rules = Rules {
             permission,
-            holdback: drawn.held_back,
+            holdback: drawn.holdback,
             model,
             shares_noise,
             vocabulary: identity.tokenizer.end(),

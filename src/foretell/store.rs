@@ -1,9 +1,9 @@
-//! The store of a fleet: a Redis or Valkey server over which sidecars share what they measure.
+//! The store of a fleet: a Redis or Valkey server over which sidecars share their measurements.
 //!
 //! Every few seconds a task reads the measurements of all other sidecars, lends their sums to the
-//! engines known here ([`crate::learning::shared`]), and writes this sidecar's own ones, whole. So
-//! an emptied store is filled again, nothing is counted twice, and requests never wait for it: if
-//! it is down, slow, full or of another version, the sidecar goes on with what it has.
+//! engines known here ([`crate::learning::shared`]), and writes all measurements of this sidecar.
+//! So an emptied store is refilled, nothing is counted twice, and requests never wait for it: if it
+//! is down, slow, full or of another version, the sidecar uses its local measurements alone.
 //!
 //! Keys, behind the name of the fleet: `KEY:sidecars`, a sorted set of `VERSION/NAME` by the time
 //! of the last write; `KEY:VERSION:sidecar:NAME`, the measurements of one sidecar;
@@ -25,7 +25,7 @@ use crate::clock::unix_now;
 use crate::config::process::StoreUrl;
 use crate::http::drain::Lifecycle;
 use crate::learning::shared::Statistics;
-use crate::learning::{EPOCH_KEPT, Learnt};
+use crate::learning::{EPOCH_TTL, Learnt};
 
 pub use fault::{Fault, FaultKind};
 use link::Link;
@@ -33,13 +33,13 @@ pub use status::{Status, collector};
 
 /// Version of the measurements' form: sidecars of another one share nothing with these.
 const SCHEMA: u32 = 2;
-/// Maximum duration of an exchange. A store that takes a second for each of its six answers is
-/// slow and works.
-const WITHIN: Duration = Duration::from_secs(15);
+/// Maximum duration of an exchange, enough for a slow store that takes a second for each of its six
+/// answers.
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum number of sidecars whose measurements are read, the latest ones.
 const SIDECARS: usize = 256;
 
-/// Address of the store, and what is needed to use it.
+/// Address of the store, and access to it.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Its address, and the login if it is in the URL.
@@ -76,12 +76,12 @@ impl Store {
     }
 
     /// Exchanges measurements in intervals until the process drains, once more then, and when its
-    /// last request has ended. `first` is dropped after the first exchange, whatever its outcome.
-    pub async fn keep_exchanging(mut self, life: Arc<Lifecycle>, first: oneshot::Sender<()>) {
+    /// last request has ended. `first` is dropped after the first exchange, also a failed one.
+    pub async fn exchange_until_drained(mut self, life: Arc<Lifecycle>, first: oneshot::Sender<()>) {
         let (mut first, mut draining, mut last) = (Some(first), false, false);
         loop {
-            let outcome = tokio::time::timeout(WITHIN, self.exchange()).await;
-            let outcome = outcome.unwrap_or_else(|_| Err(Fault::timeout(WITHIN)));
+            let outcome = tokio::time::timeout(TIMEOUT, self.exchange()).await;
+            let outcome = outcome.unwrap_or_else(|_| Err(Fault::timeout(TIMEOUT)));
             if outcome.is_err() {
                 self.link = None;
             }
@@ -121,14 +121,14 @@ impl Store {
     }
 
     async fn pull(&self, link: &mut Link) -> Result<(), Fault> {
-        let since = unix_now().saturating_sub(EPOCH_KEPT).as_secs();
+        let since = unix_now().saturating_sub(EPOCH_TTL).as_secs();
         let members = link.latest(&self.index(), since, SIDECARS).await?;
-        let (own_version, own) = (format!("{SCHEMA}/"), member(self.learnt.name()));
+        let (version, local) = (format!("{SCHEMA}/"), member(self.learnt.name()));
         let former = self.learnt.former().map(|name| member(&name));
-        let others = members.iter().filter(|&member| *member != own && Some(member) != former.as_ref());
+        let others = members.iter().filter(|&member| *member != local && Some(member) != former.as_ref());
         let (same, strangers): (Vec<&str>, Vec<&str>) =
-            others.map(String::as_str).partition(|member| member.starts_with(own_version.as_str()));
-        let sidecars = same.iter().filter_map(|member| member.strip_prefix(own_version.as_str()));
+            others.map(String::as_str).partition(|member| member.starts_with(version.as_str()));
+        let sidecars = same.iter().filter_map(|member| member.strip_prefix(version.as_str()));
         let keys: Vec<String> = sidecars.map(|id| self.key_of("sidecar", id)).collect();
         let values = link.values(&keys).await?;
         let (learnt, now) = (Arc::clone(&self.learnt), unix_now().as_secs());
@@ -140,16 +140,16 @@ impl Store {
 
     async fn push(&self, link: &mut Link) -> Result<(), Fault> {
         let learnt = Arc::clone(&self.learnt);
-        let own =
-            tokio::task::spawn_blocking(move || entry::encode(learnt.own(), unix_now().as_secs())).await;
-        let own = own.map_err(|error| Fault::answer(error.to_string()))?;
-        let Some(own) = own.map_err(|error| Fault::answer(error.to_string()))? else { return Ok(()) };
+        let local =
+            tokio::task::spawn_blocking(move || entry::encode(learnt.local(), unix_now().as_secs())).await;
+        let local = local.map_err(|error| Fault::answer(error.to_string()))?;
+        let Some(local) = local.map_err(|error| Fault::answer(error.to_string()))? else { return Ok(()) };
         let name = self.learnt.name();
-        link.put(&self.key_of("sidecar", name), own, EPOCH_KEPT).await?;
-        link.note(&self.index(), &member(name), unix_now().as_secs(), EPOCH_KEPT).await?;
+        link.put(&self.key_of("sidecar", name), local, EPOCH_TTL).await?;
+        link.note(&self.index(), &member(name), unix_now().as_secs(), EPOCH_TTL).await?;
         if let Some(former) = self.learnt.former() {
             link.forget(&self.key_of("sidecar", &former), &self.index(), &member(&former)).await?;
-            self.learnt.succeed();
+            self.learnt.forget_former();
         }
         Ok(())
     }

@@ -102,10 +102,10 @@ ADDITIONS = {
         ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',
          '        counter LONG = "foretell_long_answers_total" [] "Answers of more than 1,000 tokens.";\n'),
         ("src/foretell/observe/metrics/requests.rs", "    holdback: IntCounterVec,\n}", "    long: IntCounter,\n"),
-        ("src/foretell/observe/metrics/requests.rs", "            holdback: new.kept(",
-         "            long: new.kept(make::counter(metric::LONG))?,\n"),
+        ("src/foretell/observe/metrics/requests.rs", "            holdback: new.register(",
+         "            long: new.register(make::counter(metric::LONG))?,\n"),
         ("src/foretell/observe/metrics/requests.rs", "        if finished.client_gone {\n            self.disconnects.inc();",
-         "        if finished.output_tokens > 1_000 {\n            self.long.inc();\n        }\n"),
+         "        if finished.usage.output_tokens > 1_000 {\n            self.long.inc();\n        }\n"),
     ],
     "setting": [
         ("src/engines/policy/settings.rs", "    pub reprobe: Duration,\n}", "",

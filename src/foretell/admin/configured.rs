@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::explain::{self, Question, ServerFacts};
-use super::status;
 use crate::admin::FileError;
 use crate::config::difference;
 use crate::config::flags::Environment;
@@ -28,11 +27,11 @@ use crate::observe::coverage::Projected;
 use crate::observe::history::Reading;
 use crate::serving::SessionRunner;
 use crate::serving::drafters::Drafters;
-use crate::serving::gates::GateWatch;
+use crate::serving::gates::{GateWatch, GatesAt};
 use crate::serving::ruling;
 use foretell_core::control::Forecast;
 use foretell_core::control::gates::Signal;
-use foretell_core::words::{Mode, PlainReason};
+use foretell_core::words::{Gate, Mode, PlainReason};
 use foretell_engines::policy::explain::{GainLine, GateLine, Now, WhyLine};
 use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
@@ -40,9 +39,7 @@ use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
 /// Parts of a running proxy whose state the admin API shows.
 #[derive(Clone)]
 pub struct Known {
-    /// The policies in force.
     pub policies: Arc<PolicyStore>,
-    /// The loaded drafters.
     pub drafters: Arc<Drafters>,
     /// Identification of the servers at the replicas' addresses.
     pub identities: Arc<Identities>,
@@ -50,7 +47,6 @@ pub struct Known {
     pub comparisons: Arc<Comparisons>,
     /// Costs, acceptance and traits of each engine.
     pub learnt: Arc<Learnt>,
-    /// The session runner.
     pub runner: Arc<SessionRunner>,
     /// The gates of the policies at the replicas.
     pub gates: Arc<GateWatch>,
@@ -62,9 +58,9 @@ pub struct Known {
 pub struct Configured {
     process: Process,
     known: Known,
-    /// The last reload; held while the files are read again: one at a time.
+    /// The last reload; locked during a reload, so that there is one at a time.
     last: Mutex<Last>,
-    /// The problems for which the last reload was refused, wholly or in part.
+    /// The problems for which the last reload was refused, or some of its settings.
     refused: Mutex<Vec<FileError>>,
 }
 
@@ -93,12 +89,11 @@ const READINGS: usize = 4;
 /// Trigger of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadSource {
-    /// The operator: the files are taken as they are.
+    /// The operator: the files are loaded in any case.
     Operator,
-    /// A change of the files was noticed: nothing is done if they are those in force, or were
-    /// refused already.
+    /// A change of the files: nothing is done if they are those in force, or were refused already.
     FileChange,
-    /// A retry of a reload that was refused: what it lacked may be there by now.
+    /// A retry of a reload that was refused: its files may be complete by now.
     Retry,
 }
 
@@ -116,18 +111,23 @@ impl Configured {
         configured
     }
 
-    /// Sets the metrics about the policies in force: whether a reload was `taken`, and whether all
-    /// that the files say is in force (`synchronized`).
+    /// Sets the metrics about the policies in force. `taken`: a reload was not refused;
+    /// `synchronized`: the files are in force.
     fn show(&self, observer: &Observer, taken: bool, synchronized: bool) {
-        let policies = self.known.policies.current();
-        let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
-        let version = Revision::of(labels.join(",").as_bytes()).to_string();
+        let version = Revision::of(self.labels().as_bytes()).to_string();
         observer.metrics().configured(&version, taken, synchronized);
     }
 
-    /// The answer of `/api/policies`: the policies in match order, their folder, whether all that
-    /// the files say is in force, and the problems for which the last reload was refused, wholly or
-    /// in part.
+    /// The labels of the policies in force, in match order.
+    fn labels(&self) -> String {
+        let policies = self.known.policies.current();
+        let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
+        labels.join(",")
+    }
+
+    /// The answer of `/api/policies`: the policies in match order, their folder, `synchronized`
+    /// (the files are in force), and the problems for which the last reload was refused, or some of
+    /// its settings.
     pub fn shown(&self) -> Value {
         let dir = self.process.policies.display().to_string();
         let refused = self.refused();
@@ -151,13 +151,13 @@ impl Configured {
         let relaxed = policies.policies().iter().filter(|policy| policy.accept.is_lossy());
         json!({
             "compared": compared.collect::<Vec<_>>(),
-            "gates": self.known.gates.look().iter().map(status::gates).collect::<Vec<_>>(),
+            "gates": self.known.gates.look().iter().map(gates_json).collect::<Vec<_>>(),
             "relaxed_by": relaxed.map(|policy| &policy.name).collect::<Vec<_>>(),
             "synchronized": self.is_synchronized(),
         })
     }
 
-    /// True if all that the files say is in force.
+    /// True if the files are in force.
     pub fn is_synchronized(&self) -> bool {
         self.refused.lock().is_empty() && self.known.policies.synchronized()
     }
@@ -188,18 +188,18 @@ impl Configured {
         entries.collect()
     }
 
-    /// Reads the files again, loads and tries the drafters that the policies name, and replaces all
-    /// policies or none. A setting of the process file that only a restart can change stays as it
-    /// is and is named. Blocks while a model is loaded. `None`: there was nothing to do.
+    /// Rereads the files, loads and tries the drafters that the policies name, and replaces all
+    /// policies or none. A setting of the config file that only a restart can change stays as it is
+    /// and is named. Blocks while a model is loaded. `None`: there was nothing to do.
     ///
     /// # Errors
     /// Every problem found; nothing is changed then.
-    pub fn reload(&self, asked: ReloadSource, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
+    pub fn reload(&self, source: ReloadSource, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
         let mut last = self.last.lock();
         let (before, warned) = (self.names(), last.warnings.clone());
-        let read = self.read_whole();
+        let read = self.read_files();
         let known = last.files.as_ref();
-        match (&read, asked) {
+        match (&read, source) {
             (Ok(files), ReloadSource::FileChange) if known == Some(files) => return None,
             // The first look: nothing was edited since the start.
             (Ok(files), ReloadSource::FileChange)
@@ -213,7 +213,7 @@ impl Configured {
         }
         let outcome = match read {
             Ok(files) => {
-                let outcome = self.take(&files, asked, &mut last, shared);
+                let outcome = self.take(&files, source, &mut last, shared);
                 last.files = Some(files);
                 outcome
             }
@@ -225,21 +225,19 @@ impl Configured {
         last.refused = outcome.is_err();
         let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
         let errors: Vec<FileError> = refused.iter().map(FileError::from).collect();
-        let told = std::mem::replace(&mut *self.refused.lock(), errors.clone()) == errors;
-        if asked == ReloadSource::Operator || !last.refused || !told {
+        let is_reported = std::mem::replace(&mut *self.refused.lock(), errors.clone()) == errors;
+        if source == ReloadSource::Operator || !last.refused || !is_reported {
             for problem in &refused {
                 tracing::error!("reload: {problem}");
             }
             self.show(&shared.observer, outcome.is_ok(), refused.is_empty());
         }
         Some(outcome.map(|_| {
-            let policies = self.known.policies.current();
-            let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
             let now = self.names();
             let removed: Vec<&str> =
                 before.iter().filter(|name| !now.contains(name)).map(String::as_str).collect();
             let removed = (!removed.is_empty()).then(|| removed.join(","));
-            tracing::info!(policies = labels.join(","), removed, "reloaded");
+            tracing::info!(policies = self.labels(), removed, "reloaded");
             for warning in last.warnings.iter().filter(|warning| !warned.contains(warning)) {
                 tracing::warn!("{warning}");
             }
@@ -255,9 +253,9 @@ impl Configured {
 
     /// True if these files are those of the start.
     fn is_in_force(&self, files: &Files) -> bool {
-        let own = self.process.file.as_ref().map(|file| file.text.as_str());
+        let config_file = self.process.file.as_ref().map(|file| file.text.as_str());
         self.process.policies_read == Some(load::fingerprint(&files.policies))
-            && files.process.as_deref() == own
+            && files.process.as_deref() == config_file
     }
 
     /// True if the built-in policy is in force.
@@ -273,14 +271,14 @@ impl Configured {
 
     /// The files as they were at one moment: read until two readings agree, at most [`READINGS`]
     /// times.
-    fn read_whole(&self) -> Result<Files, Vec<Problem>> {
+    fn read_files(&self) -> Result<Files, Vec<Problem>> {
         let mut files = Files::read(&self.process)?;
         for _ in 1..READINGS {
-            let again = Files::read(&self.process)?;
-            if again == files {
+            let reread = Files::read(&self.process)?;
+            if reread == files {
                 break;
             }
-            files = again;
+            files = reread;
         }
         Ok(files)
     }
@@ -290,26 +288,25 @@ impl Configured {
     fn take(
         &self,
         files: &Files,
-        asked: ReloadSource,
+        source: ReloadSource,
         last: &mut Last,
         shared: &Shared,
     ) -> Result<Vec<Problem>, Vec<Problem>> {
         let mut checked = None;
         let read = || {
-            if asked != ReloadSource::Operator && files.policies.is_empty() && !self.was_built_in() {
+            if source != ReloadSource::Operator && files.policies.is_empty() && !self.was_built_in() {
                 return Err(vec![self.emptied()]);
             }
-            // Every problem at once, those of the process file first.
-            let (own, policies) = (
-                self.check_process(files.process.as_deref()),
-                parse_with_warnings(&files.policies, &self.process),
-            );
-            match (own, policies) {
-                (Ok(own), Ok((policies, warnings))) => {
-                    checked = Some((own, warnings));
+            // Every problem at once, those of the config file first.
+            let settings = self.check_process(files.process.as_deref());
+            match (settings, parse_with_warnings(&files.policies, &self.process)) {
+                (Ok(settings), Ok((policies, warnings))) => {
+                    checked = Some((settings, warnings));
                     Ok(policies)
                 }
-                (own, policies) => Err([own.err(), policies.err()].into_iter().flatten().flatten().collect()),
+                (settings, policies) => {
+                    Err([settings.err(), policies.err()].into_iter().flatten().flatten().collect())
+                }
             }
         };
         self.known.policies.reload(read, |policies| self.build(policies)).inspect_err(|_| {
@@ -384,7 +381,7 @@ impl Configured {
         &self.known.corpus
     }
 
-    /// Explains what would happen to a request now.
+    /// Explains how a request would be served now.
     pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
         let replica = shared.fleet.would_pick(question.model());
         let knowledge = replica.as_ref().and_then(|replica| self.known.identities.knowledge(replica));
@@ -421,10 +418,12 @@ impl Configured {
                     self.known.runner.plain_before(identity, request)?.reason()
                 })
             };
-            match () {
-                () if shared.life.is_draining() => Some(PlainReason::Draining),
-                () if shared.memory.level() != Level::Enough => Some(PlainReason::GateMemory),
-                () => written().or_else(compared).or_else(gate),
+            if shared.life.is_draining() {
+                Some(PlainReason::Draining)
+            } else if shared.memory.level() != Level::Enough {
+                Some(PlainReason::GateMemory)
+            } else {
+                written().or_else(compared).or_else(gate)
             }
         };
         let now = |ruling: &Ruling, temperature: f64, prompt: usize| {
@@ -437,7 +436,7 @@ impl Configured {
             .zip(question.request())
             .and_then(|(identity, request)| self.known.runner.proof_note(identity, request));
         let known = ServerFacts {
-            asked: "proxy",
+            source: "proxy",
             replica: replica.as_ref(),
             server,
             models: &models,
@@ -448,8 +447,8 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// State of a replica: epoch, verification methods, probe, learnt
-    /// costs; `None` if it is not one of the identified backends.
+    /// State of a replica: epoch, verification methods, probe, learnt costs; `None` if it is not
+    /// one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;
         if let Some(shown) = shown.as_object_mut() {
@@ -497,8 +496,18 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
     }
 }
 
-/// The gates of the policy by the engine's load report. Our own verify requests are subtracted, as
-/// the gates do.
+/// The gates of one policy at one replica, each with the words of its reason.
+fn gates_json(at: &GatesAt) -> Value {
+    let gate = |(gate, open): (Gate, bool)| {
+        let words = gate.reason().words();
+        json!({ "gate": gate.name(), "open": open, "words": words })
+    };
+    let gates: Vec<Value> = Gate::ALL.into_iter().zip(at.open).map(gate).collect();
+    json!({ "policy": at.policy, "backend": at.backend, "replica": at.replica, "gates": gates })
+}
+
+/// The gates of the policy by the engine's load report. Verify requests of this proxy are
+/// subtracted, as the gates do.
 fn gates(ruling: &Ruling, signal: Option<&Signal>) -> Vec<GateLine> {
     let policy = ruling.policy.gates;
     let line = |gate: &str, reads: Option<f64>, limit: f64| GateLine {
@@ -520,7 +529,7 @@ fn gates(ruling: &Ruling, signal: Option<&Signal>) -> Vec<GateLine> {
 
 impl Files {
     fn read(process: &Process) -> Result<Self, Vec<Problem>> {
-        let own = process.file.as_ref().map(|file| load::read(&file.path)).transpose()?;
-        Ok(Self { process: own, policies: policy_sources(process)? })
+        let config_file = process.file.as_ref().map(|file| load::read(&file.path)).transpose()?;
+        Ok(Self { process: config_file, policies: policy_sources(process)? })
     }
 }

@@ -16,17 +16,24 @@ use foretell_core::draft::corpus::Holdings;
 pub(super) fn shown(corpus: &CorpusHandle) -> Response<Body> {
     let mut sum = Holdings::default();
     let mut entries: BTreeMap<(Option<String>, String), Holdings> = BTreeMap::new();
-    for (key, held) in corpus.holdings() {
-        add(&mut sum, held);
-        add(entries.entry((key.tenant, key.model)).or_default(), held);
+    for (key, size) in corpus.holdings() {
+        add(&mut sum, size);
+        add(entries.entry((key.tenant, key.model)).or_default(), size);
     }
-    let entry = |((tenant, model), held): (&(Option<String>, String), &Holdings)| {
+    let entry = |((tenant, model), size): (&(Option<String>, String), &Holdings)| {
         let scope = if tenant.is_some() { "tenant" } else { "global" };
-        json!({ "tenant": tenant, "scope": scope, "model": model, "texts": held.texts, "tokens": held.tokens, "bytes": held.bytes })
+        json!({
+            "tenant": tenant,
+            "scope": scope,
+            "model": model,
+            "texts": size.texts,
+            "tokens": size.tokens,
+            "bytes": size.bytes,
+        })
     };
     let entries: Vec<Value> = entries.iter().map(entry).collect();
-    let told = json!({ "texts": sum.texts, "tokens": sum.tokens, "bytes": sum.bytes, "entries": entries });
-    json_response(StatusCode::OK, &told)
+    let answer = json!({ "texts": sum.texts, "tokens": sum.tokens, "bytes": sum.bytes, "entries": entries });
+    json_response(StatusCode::OK, &answer)
 }
 
 /// Answers `POST /api/corpus/clear?tenant=`: removes the texts of a tenant; without `tenant`, those
@@ -45,13 +52,13 @@ pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>, body: &[
     let gone = match cleared.unwrap_or(Err(SnapshotError::Stopped)) {
         Ok(gone) => gone,
         Err(SnapshotError::Stopped) => {
-            let told = json!({ "error": { "message": "the corpus has stopped; restart the process" } });
-            return json_response(StatusCode::SERVICE_UNAVAILABLE, &told);
+            let answer = json!({ "error": { "message": "the corpus has stopped; restart the process" } });
+            return json_response(StatusCode::SERVICE_UNAVAILABLE, &answer);
         }
         Err(error) => {
             let message = format!("cleared from memory, and still in corpus.snapshot: {error}");
-            let told = json!({ "error": { "message": message } });
-            return json_response(StatusCode::INTERNAL_SERVER_ERROR, &told);
+            let answer = json!({ "error": { "message": message } });
+            return json_response(StatusCode::INTERNAL_SERVER_ERROR, &answer);
         }
     };
     tracing::info!(tenant, texts = gone, "texts cleared through the admin API");
@@ -73,10 +80,10 @@ fn tenant(query: &str) -> Result<Option<String>, String> {
     Ok(tenant)
 }
 
-fn add(to: &mut Holdings, held: Holdings) {
-    to.texts += held.texts;
-    to.tokens += held.tokens;
-    to.bytes += held.bytes;
+fn add(to: &mut Holdings, size: Holdings) {
+    to.texts += size.texts;
+    to.tokens += size.tokens;
+    to.bytes += size.bytes;
 }
 
 #[cfg(test)]

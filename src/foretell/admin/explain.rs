@@ -1,8 +1,8 @@
 //! Explains a request: collects the facts as they are now and passes them to
 //! [`policy::explain`](foretell_engines::policy::explain::explain()).
 //!
-//! The running proxy uses what it knows about its servers. `foretell explain` without a running
-//! proxy asks the server, and passes the answers to the same function.
+//! The running proxy uses its knowledge of its servers. `foretell explain` without a running proxy
+//! calls the server, and passes the answers to the same function.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,21 +28,21 @@ use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Rulin
 /// `x-explain-authorization` stands for the explained request's `authorization`.
 pub const PREFIX: &str = "x-explain-";
 /// Header fields that belong to the call itself, not to the explained request.
-const OWN: [HeaderName; 5] = [HOST, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING];
+const CALL_FIELDS: [HeaderName; 5] = [HOST, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING];
 
 /// The headers of the explained request, from those of the call.
 pub fn headers_of(call: &HeaderMap) -> HeaderMap {
     let mut headers = call.clone();
-    for name in &OWN {
+    for name in &CALL_FIELDS {
         headers.remove(name);
     }
     let prefixed = |name: &HeaderName| name.as_str().strip_prefix(PREFIX).map(ToOwned::to_owned);
     for name in call.keys() {
-        let Some(own) = prefixed(name).and_then(|own| HeaderName::try_from(own).ok()) else { continue };
+        let Some(bare) = prefixed(name).and_then(|bare| HeaderName::try_from(bare).ok()) else { continue };
         headers.remove(name);
-        headers.remove(&own);
+        headers.remove(&bare);
         for value in call.get_all(name) {
-            headers.append(&own, value.clone());
+            headers.append(&bare, value.clone());
         }
     }
     headers
@@ -60,7 +60,7 @@ pub struct Question {
     pub tenant: Option<String>,
     /// The parsed body; `None` if it is larger than the limit.
     pub body: Option<Understood>,
-    /// Why the body is no valid JSON object, with the place.
+    /// Cause for which the body is no valid JSON object, with line and column.
     unreadable: Option<String>,
 }
 
@@ -72,9 +72,27 @@ impl Question {
     /// body with messages is a chat request.
     pub fn new(route: Option<Route>, headers: HeaderMap, body: &[u8], limit: usize) -> Self {
         let route = route.unwrap_or_else(|| guess(body));
-        let whole = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
-        let unreadable = whole.as_ref().filter(|whole| whole.0.is_none()).map(|_| unreadable(body));
-        Self { route, headers, peer: None, tenant: None, body: whole, unreadable }
+        let understood = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
+        let is_unreadable = understood.as_ref().is_some_and(|body| body.0.is_none());
+        let unreadable = is_unreadable.then(|| unreadable(body));
+        Self { route, headers, peer: None, tenant: None, body: understood, unreadable }
+    }
+
+    /// The request that a call of `POST /api/explain` describes; `body` is `None` if it is larger
+    /// than `limit` bytes.
+    ///
+    /// # Errors
+    /// Name of the query parameter that is invalid; `query` for one that is none.
+    pub fn of_call(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Self, &'static str> {
+        let query = ExplainQuery::read(call.uri.query().unwrap_or_default())?;
+        let mut question = Self::new(query.route, headers_of(&call.headers), body.unwrap_or_default(), limit);
+        if body.is_none() {
+            question.body = None;
+        }
+        let caller = call.extensions.get::<Peer>().map(|peer| peer.address.ip());
+        question.peer = query.peer.or(caller);
+        question.tenant = query.tenant;
+        Ok(question)
     }
 
     /// The model id in the body, if the body could be parsed.
@@ -88,7 +106,7 @@ impl Question {
     }
 }
 
-/// Why this is no valid JSON object. Nothing of the text is repeated.
+/// Cause for which this is no valid JSON object, without any of its text.
 fn unreadable(body: &[u8]) -> String {
     match serde_json::from_slice::<IgnoredAny>(body) {
         Err(error) => format!("The body is not JSON: {error}."),
@@ -119,22 +137,6 @@ impl Understood {
     }
 }
 
-/// The request that a call of `POST /api/explain` describes; `body` is `None` if it is larger than
-/// `limit` bytes.
-///
-/// # Errors
-/// Name of the query parameter that is invalid; `query` for one that is none.
-pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question, &'static str> {
-    let asked = ExplainQuery::read(call.uri.query().unwrap_or_default())?;
-    let mut question = Question::new(asked.route, headers_of(&call.headers), body.unwrap_or_default(), limit);
-    if body.is_none() {
-        question.body = None;
-    }
-    let caller = call.extensions.get::<Peer>().map(|peer| peer.address.ip());
-    (question.peer, question.tenant) = (asked.peer.or(caller), asked.tenant);
-    Ok(question)
-}
-
 /// The query parameters of a call of `POST /api/explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExplainQuery {
@@ -148,20 +150,20 @@ pub struct ExplainQuery {
 
 impl ExplainQuery {
     fn read(query: &str) -> Result<Self, &'static str> {
-        let mut asked = Self::default();
+        let mut parsed = Self::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').ok_or("query")?;
             match name {
-                "route" => asked.route = Some(Route::parse(value).ok_or("route")?),
+                "route" => parsed.route = Some(Route::parse(value).ok_or("route")?),
                 "peer" => {
-                    asked.peer =
+                    parsed.peer =
                         Some(percent_decoded(value).and_then(|peer| peer.parse().ok()).ok_or("peer")?);
                 }
-                "tenant" => asked.tenant = Some(percent_decoded(value).ok_or("tenant")?),
+                "tenant" => parsed.tenant = Some(percent_decoded(value).ok_or("tenant")?),
                 _ => return Err("query"),
             }
         }
-        Ok(asked)
+        Ok(parsed)
     }
 
     /// The parameters as the query string of a call.
@@ -191,8 +193,8 @@ fn guess(body: &[u8]) -> Route {
 
 /// Facts about the server that the request would go to.
 pub struct ServerFacts<'a> {
-    /// Where they come from: `proxy`, `server` or `nobody` (not known).
-    pub asked: &'static str,
+    /// Their source: `proxy`, `server` or `nobody` (not known).
+    pub source: &'static str,
     /// The replica that would be chosen; `None` if there is none.
     pub replica: Option<&'a Arc<Replica>>,
     /// The server at its address.
@@ -207,7 +209,7 @@ pub struct ServerFacts<'a> {
     pub notes: Vec<String>,
 }
 
-/// Explains what a proxy with these settings would do with a request.
+/// Explains how a proxy with these settings would serve a request.
 pub fn explain(
     question: &Question,
     process: &Process,
@@ -215,12 +217,12 @@ pub fn explain(
     shared: &Shared,
     known: ServerFacts<'_>,
 ) -> Explanation {
-    let bounded = process.client == ClientControl::Bounded;
-    let wish = question.headers.get_all(headers::CONTROL).into_iter().filter(|_| bounded);
+    let may_control = process.client == ClientControl::Bounded;
+    let wish = may_control.then(|| question.headers.get_all(headers::CONTROL)).into_iter().flatten();
     let tenant =
         question.tenant.clone().or_else(|| tenant::of(&process.tenant, question.peer, &question.headers));
-    let asked = (question.route, question.route.into(), &question.headers);
-    let head = facts::of_head(asked, tenant.as_deref(), Wish::read(wish), shared);
+    let request = (question.route, question.route.into(), &question.headers);
+    let head = facts::of_head(request, tenant.as_deref(), Wish::read(wish), shared);
     let backend = known.replica.map(|replica| facts::backend(replica, &shared.modes));
     let facts = Facts {
         head,
@@ -237,7 +239,7 @@ pub fn explain(
     if let Some(doubt) = tenant::doubt(&process.tenant, question.peer, &question.headers) {
         notes.push(format!("The request is refused with 400: {}.", doubt.words()));
     }
-    let besides = Besides { asked: known.asked, replica, notes };
+    let besides = Besides { asked: known.source, replica, notes };
     let parameters = question.body.as_ref().map_or(&[][..], Understood::parameters);
     policy::explain::explain(&facts, parameters, besides, known.closed, known.now)
 }

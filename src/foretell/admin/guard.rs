@@ -63,17 +63,17 @@ impl Guard {
         let name = host.host().trim_start_matches('[').trim_end_matches(']');
         name.eq_ignore_ascii_case("localhost")
             || name.parse::<std::net::IpAddr>().is_ok()
-            || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
+            || self.hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
     }
 }
 
-/// True if a browser sent it on behalf of a web page of another origin than this listener's own.
-/// The host must have been checked before.
+/// True if a browser sent it on behalf of a web page of another origin than this listener's. The
+/// host must have been checked before.
 fn from_another_page(head: &request::Parts) -> bool {
     let mut origins = head.headers.get_all(ORIGIN).iter();
     let Some(origin) = origins.next() else { return changes_from_elsewhere(head) };
     let same = origins.next().is_none()
-        && origin.to_str().ok().and_then(authority).is_some_and(|from| is_asked(head, from));
+        && origin.to_str().ok().and_then(authority).is_some_and(|from| is_addressed_to(head, from));
     let said = head.headers.get_all(FETCH_SITE).iter().all(|site| site == "same-origin");
     !(same && said)
 }
@@ -81,8 +81,8 @@ fn from_another_page(head: &request::Parts) -> bool {
 /// True if a browser says, without an `Origin`, that another site requests a change. A link to the
 /// status page, which only reads, may be on any page.
 fn changes_from_elsewhere(head: &request::Parts) -> bool {
-    let own = |site: &HeaderValue| site == "same-origin" || site == "none";
-    !head.method.is_safe() && !head.headers.get_all(FETCH_SITE).iter().all(own)
+    let is_same_site = |site: &HeaderValue| site == "same-origin" || site == "none";
+    !head.method.is_safe() && !head.headers.get_all(FETCH_SITE).iter().all(is_same_site)
 }
 
 /// `host[:port]` of an origin; `None` of the opaque origin `null`.
@@ -91,14 +91,14 @@ fn authority(origin: &str) -> Option<&str> {
     Some(rest).filter(|rest| !rest.is_empty() && !rest.contains(['/', '@']))
 }
 
-/// True if the request is addressed to this `host[:port]` and no other. A browser leaves the port
-/// of the scheme out of both.
-fn is_asked(head: &request::Parts, from: &str) -> bool {
+/// True if the request is addressed to this `host[:port]` and no other. A browser omits the port of
+/// the scheme in both.
+fn is_addressed_to(head: &request::Parts, from: &str) -> bool {
     let mut hosts = head.headers.get_all(HOST).iter();
     let named = hosts.next().map(|host| host.to_str().unwrap_or_default());
-    let asked = [named, head.uri.authority().map(Authority::as_str)];
-    let mut asked = asked.into_iter().flatten().peekable();
-    hosts.next().is_none() && asked.peek().is_some() && asked.all(|host| host.eq_ignore_ascii_case(from))
+    let named = [named, head.uri.authority().map(Authority::as_str)];
+    let mut named = named.into_iter().flatten().peekable();
+    hosts.next().is_none() && named.peek().is_some() && named.all(|host| host.eq_ignore_ascii_case(from))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The status page: files in the binary, with headers that restrict them to requests to this API.
 //!
-//! They hold no state. The page requests all of its data itself, with the token if one is required.
+//! They contain no state. The page requests all of its data, with the token if one is required.
 
 use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY};
 use http::{HeaderName, HeaderValue, Response};

@@ -12,12 +12,15 @@ use super::Configured;
 use crate::clock::{unix_now, unix_time};
 use crate::gateway::Shared;
 use crate::observe::history;
-use crate::serving::gates::GatesAt;
+
 use crate::serving::mode::Held;
-use foretell_core::words::Gate;
 
 /// Takes samples until `stop`. Without `configured`, load and tolerance are not known.
-pub async fn keep_sampling(shared: Shared, configured: Option<Arc<Configured>>, stop: CancellationToken) {
+pub async fn sample_until_stopped(
+    shared: Shared,
+    configured: Option<Arc<Configured>>,
+    stop: CancellationToken,
+) {
     let mut ticks = tokio::time::interval(history::EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await;
@@ -41,7 +44,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
     let (started, ran) = observer.started();
     let sums = observer.totals().now();
     let (lately, long) = observer.history().lately(&sums, ran);
-    let mut told = json!({
+    let mut status = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "started": unix_time(started).as_secs_f64(),
         "now": unix_now().as_secs_f64(),
@@ -65,17 +68,10 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
         "synchronized": null,
     });
     let known = configured.map(Configured::status);
-    if let (Some(told), Some(Value::Object(known))) = (told.as_object_mut(), known) {
-        told.extend(known);
+    if let (Some(members), Some(Value::Object(known))) = (status.as_object_mut(), known) {
+        members.extend(known);
     }
-    told
-}
-
-/// The gates of one policy at one replica, each with the words of its reason.
-pub(super) fn gates(at: &GatesAt) -> Value {
-    let gate = |(gate, open): (Gate, bool)| json!({ "gate": gate.name(), "open": open, "words": gate.reason().words() });
-    let gates: Vec<Value> = Gate::ALL.into_iter().zip(at.open).map(gate).collect();
-    json!({ "policy": at.policy, "backend": at.backend, "replica": at.replica, "gates": gates })
+    status
 }
 
 fn mode(shared: &Shared) -> Value {

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{AssembleError, asking, renderer, settings};
+use super::{AssembleError, recognition_settings, renderer, settings};
 use crate::admin::explain::{self, Question, ServerFacts};
 use crate::config::process::{Backend, DrafterModel, Process};
 use crate::fleet::identity::{self, Identity, RecognitionSettings, Renderer, Unknown};
@@ -23,15 +23,15 @@ enum Answered {
     Known(Arc<Identity>),
     Relayed(RelayReason, String),
     Down(String),
-    NotAsked(&'static str),
+    NotCalled(&'static str),
 }
 
 const OFFLINE: &str = "the server was not asked";
 const NOT_ONE: &str =
     "whether one engine answers at this address was not tried, since that takes verify requests";
 
-/// Explains what a proxy with these settings would do with a request. `ask`: whether the server may
-/// be called.
+/// Explains how a proxy with these settings would serve a request. `may_call`: the server may be
+/// called.
 ///
 /// # Errors
 /// A proxy could not start with these settings.
@@ -39,11 +39,11 @@ pub async fn explain(
     process: &Process,
     policies: &PolicySet,
     question: &Question,
-    ask: bool,
+    may_call: bool,
 ) -> Result<Explanation, AssembleError> {
     let settings = settings(process)?;
     let shared = Shared::new(&settings)?;
-    if ask {
+    if may_call {
         shared.fleet.discover(&SystemResolver).await;
     }
     let replica = shared.fleet.would_pick(question.model());
@@ -52,9 +52,9 @@ pub async fn explain(
     let answered = match (replica.as_deref(), backend) {
         (Some(replica), Some(backend)) => {
             let renderer = renderer(process, backend)?;
-            answered(replica, renderer, backend, ask).await
+            answered(replica, renderer, backend, may_call).await
         }
-        _ => Answered::NotAsked("there is no server to ask"),
+        _ => Answered::NotCalled("there is no server to ask"),
     };
     if let Some(replica) = replica.as_deref() {
         note(replica, &answered);
@@ -68,7 +68,7 @@ pub async fn explain(
         ));
     }
     let known = ServerFacts {
-        asked: if matches!(answered, Answered::NotAsked(_)) { "nobody" } else { "server" },
+        source: if matches!(answered, Answered::NotCalled(_)) { "nobody" } else { "server" },
         replica: replica.as_ref(),
         server: fact(&answered, &terms),
         models: &|name| state(name, process.drafters.get(name), &answered),
@@ -80,7 +80,7 @@ pub async fn explain(
 }
 
 /// Identifies the engine of a replica.
-async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask: bool) -> Answered {
+async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, may_call: bool) -> Answered {
     let dialect = backend.dialect.spoken();
     if backend.billed {
         let why = "it bills per token, so it is never asked to verify";
@@ -92,12 +92,12 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask:
             format!("{} is only relayed to", dialect.name()),
         );
     }
-    if !ask {
-        return Answered::NotAsked(OFFLINE);
+    if !may_call {
+        return Answered::NotCalled(OFFLINE);
     }
     let rounds_seen = Arc::new(RoundsSeen::default());
-    let asking = RecognitionSettings { renderer, ..asking(backend) };
-    match identity::ask(replica, &asking, None, identity::Away::default(), &rounds_seen).await {
+    let settings = RecognitionSettings { renderer, ..recognition_settings(backend) };
+    match identity::ask(replica, &settings, None, identity::Away::default(), &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
         Err(unknown @ Unknown::PassedThrough(..)) => {
@@ -120,13 +120,13 @@ fn note(replica: &Replica, answered: &Answered) {
         Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
         Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != RelayReason::NoVerifyMethod),
         // Leaves the decision open until the server's step.
-        Answered::Down(_) | Answered::NotAsked(_) => replica.set_dialect("auto", true),
+        Answered::Down(_) | Answered::NotCalled(_) => replica.set_dialect("auto", true),
     }
 }
 
 fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::ServerState<'a>> {
     match answered {
-        Answered::NotAsked(why) => Fact::Unknown(why),
+        Answered::NotCalled(why) => Fact::Unknown(why),
         Answered::Down(why) => Fact::Known(policy::ServerState::Down(why)),
         Answered::Relayed(reason, why) => Fact::Known(policy::ServerState::Relayed(*reason, why)),
         Answered::Known(identity) => {

@@ -31,7 +31,7 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     attempt.problems.extend(unrecorded(&attempt.process));
     attempt.problems.extend(no_backend(&attempt));
     if let Some(first) = attempt.files.first().map(|file| file.display().to_string()) {
-        // Problems in the process file first, in the order of its lines; then the others in the
+        // Problems in the config file first, in the order of its lines; then the others in the
         // order found.
         attempt
             .problems
@@ -42,7 +42,7 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     Ok(loaded)
 }
 
-/// The problem that something else is in the place of the folder of recordings.
+/// The problem that the path of the folder of recordings is no folder.
 fn unrecorded(process: &Process) -> Option<Problem> {
     let dir = &process.corpus.record.as_ref()?.dir;
     let refusal = Refusal::new("not a folder", "a folder, which is made if it does not exist");

@@ -25,7 +25,7 @@ use crate::http::workers::Workers;
 use crate::serving::exchange::Serve;
 
 /// Maximum wait of a start for the DNS names of backends to be resolved.
-const DISCOVERED_WITHIN: Duration = Duration::from_secs(2);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum number of concurrent connections to the admin listener, and to the metrics listener.
 const OPERATORS: usize = 64;
@@ -51,7 +51,6 @@ pub struct Gateway {
     pub admin: Option<SocketAddr>,
     /// Address of the metrics-only listener; `None` without one.
     pub metrics: Option<SocketAddr>,
-    /// State that the parts share.
     pub shared: Shared,
     /// Reloads the configuration; `None` without one.
     configured: Option<Arc<Configured>>,
@@ -100,10 +99,10 @@ impl Gateway {
         shared.fleet.watch(&settings.resolver, &watching, async move { life.draining().await });
         let connections = Arc::clone(&shared.connections);
         tokio::spawn(allocator_purge::follow(Arc::clone(&shared.memory), connections, watching.clone()));
-        tokio::spawn(status::keep_sampling(shared.clone(), configured.clone(), watching.clone()));
+        tokio::spawn(status::sample_until_stopped(shared.clone(), configured.clone(), watching.clone()));
         let discovered = shared.fleet.discover(settings.resolver.as_ref());
         // A name that does not resolve yet does not prevent the start.
-        let _ = tokio::time::timeout(DISCOVERED_WITHIN, discovered).await;
+        let _ = tokio::time::timeout(DISCOVERY_TIMEOUT, discovered).await;
         let tunnels = Tunnels::new(shared.life.stop.cut.clone());
         let proxy = Arc::new(Proxy::new(&settings, serving, shared.clone(), tunnels.clone()));
         let mut gateway = Self {
@@ -259,7 +258,7 @@ fn status(outcome: Option<Result<Value, Vec<Problem>>>) -> String {
     }
 }
 
-/// Listens on the address that a setting names; returns the bound address as well, for port 0.
+/// Listens on the address that a setting names; returns the local address as well, for port 0.
 async fn bind(address: SocketAddr, setting: &'static str) -> Result<(TcpListener, SocketAddr), StartError> {
     let refused = |error| StartError::Listen { address, setting, error };
     let listener = TcpListener::bind(address).await.map_err(refused)?;

@@ -22,11 +22,7 @@ use foretell_onnx::target::server::App;
 pub enum LocalError {
     /// The address is not free.
     #[error("cannot listen on {address}: {source}")]
-    Listen {
-        address: SocketAddr,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Listen { address: SocketAddr, source: std::io::Error },
     /// The configuration is invalid; one problem per line.
     #[error("{0}")]
     Configuration(String),

@@ -32,16 +32,16 @@ impl Manager {
     pub fn ready(&self, status: &str) {
         let reloads = self.reloads.lock();
         if *reloads == 0 {
-            tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+            notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         }
     }
 
-    /// The configuration is about to be read again. [`Self::reloaded`] must follow.
+    /// The configuration is about to be reread. [`Self::reloaded`] must follow.
     pub fn reloading(&self) {
         let mut reloads = self.reloads.lock();
         *reloads += 1;
         let Ok(now) = NotifyState::monotonic_usec_now() else { return };
-        tell(&[NotifyState::Reloading, now]);
+        notify(&[NotifyState::Reloading, now]);
     }
 
     /// A reload has ended. If another one has begun meanwhile, only the end of the last one is
@@ -50,7 +50,7 @@ impl Manager {
         let mut reloads = self.reloads.lock();
         *reloads = reloads.saturating_sub(1);
         if *reloads == 0 {
-            tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+            notify(&[NotifyState::Ready, NotifyState::Status(status)]);
         }
     }
 
@@ -58,7 +58,7 @@ impl Manager {
     pub fn stopping(&self) {
         // Serialized with the end of a reload.
         let _reloads = self.reloads.lock();
-        tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+        notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
     }
 }
 
@@ -67,12 +67,12 @@ async fn alive(every: Duration) {
     let mut ticks = tokio::time::interval(every);
     loop {
         ticks.tick().await;
-        tell(&[NotifyState::Watchdog]);
+        notify(&[NotifyState::Watchdog]);
     }
 }
 
 /// A failed notification is only logged.
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "the service manager cannot be notified (NOTIFY_SOCKET)");
     }

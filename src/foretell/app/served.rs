@@ -23,14 +23,14 @@ const BODY_MAX: usize = 32 << 20;
 /// Memory for such bodies, bytes.
 const BODIES: u64 = 256 << 20;
 
-/// Answers by the Messages and the Responses API too, as translations of chats. No server behind
-/// takes what cannot be translated.
+/// Answers by the Messages and the Responses API too, as translations of chats. A request that
+/// cannot be translated is refused: no other server could take it.
 async fn answer(app: Arc<App>, request: Request<RequestBody>, memory: Arc<Memory>) -> Response<Body> {
-    let told = |_: &[u8]| {
+    let backend = |_: &[u8]| {
         Some(translate::Backend { thinking: Thinking::Template, has_api: false, continuous_usage: true })
     };
     let (mut request, back) = match translate::asked(&request) {
-        Some(api) => translate::enter(request, api, told, BODY_MAX, &memory).await,
+        Some(api) => translate::enter(request, api, backend, BODY_MAX, &memory).await,
         None => (request, None),
     };
     let response = match request.extensions_mut().remove::<Untranslated>() {

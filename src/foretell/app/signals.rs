@@ -1,6 +1,6 @@
 //! Signals that the process handles.
 //!
-//! `SIGTERM` and `SIGINT` ask it to stop, `SIGHUP` to read policies and process file again.
+//! `SIGTERM` and `SIGINT` drain it, `SIGHUP` reloads policies and config file.
 //! `SIGUSR1` and `SIGUSR2`, which would end it by default, are logged and ignored.
 
 use std::io;
@@ -19,7 +19,7 @@ pub enum Wish {
     Terminate,
     /// `SIGINT`, sent from a terminal.
     Interrupt,
-    /// `SIGHUP`, sent by an operator or a service manager: read the configuration again.
+    /// `SIGHUP`, sent by an operator or a service manager: reload the configuration.
     Reload,
 }
 
@@ -70,7 +70,7 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal that asks for something; the others are logged.
+    /// Waits for the next signal that has a meaning; the others are logged.
     pub async fn wish(&mut self) -> Wish {
         loop {
             let ignored = tokio::select! {

@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
-/// Conditions of a benchmark: enough to judge its figures or to measure them again.
+/// Conditions of a benchmark: enough to judge its figures or to repeat it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// Day and time of the start, UTC.
@@ -33,7 +33,7 @@ impl About {
         parts.into_iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" · ")
     }
 
-    /// Names and values, in the order of a report; empty ones are left out.
+    /// Names and values, in the order of a report; empty ones are omitted.
     pub fn rows(&self) -> Vec<(&'static str, &str)> {
         let Self { date, machine, foretell, engine, model, direct, through, command } = self;
         let all: [(&str, &str); 8] = [

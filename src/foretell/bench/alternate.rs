@@ -2,9 +2,8 @@
 //!
 //! The speed of a machine drifts: caches warm up, clocks throttle, other programs come and go. Two
 //! long runs one after the other would mostly measure that drift; short alternating blocks cancel
-//! it out. The side that goes first changes from one alternation to the next, and again from one
-//! pass over the workload to the next, so that no prompt always finds the server's prefix cache
-//! warmed by the same side.
+//! it out. The side that goes first changes with each alternation and with each pass over the
+//! workload, so that no prompt always finds the server's prefix cache warmed by the same side.
 
 /// One of the two ways to call the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -72,18 +72,19 @@ impl Canvas {
     pub fn columns<'a>(
         &self,
         headings: [&str; 2],
-        left: impl Iterator<Item = (&'a str, usize)>,
-        right: impl Iterator<Item = (&'a str, usize)>,
+        first: impl Iterator<Item = (&'a str, usize)>,
+        second: impl Iterator<Item = (&'a str, usize)>,
     ) -> String {
         let width = self.width.saturating_sub(7) / 2;
         let heading = |text: &str| vec![text.chars().map(|char| (char, false)).collect::<Vec<_>>()];
-        let [first, second] = headings.map(heading);
-        let left = [first, self.cut(wrap(left, width))].concat();
-        let right = [second, self.cut(wrap(right, width))].concat();
+        let headings = headings.map(heading);
+        let [first_heading, second_heading] = headings;
+        let first = [first_heading, self.cut(wrap(first, width))].concat();
+        let second = [second_heading, self.cut(wrap(second, width))].concat();
         let empty = Vec::new();
         let mut text = String::new();
-        for row in 0..left.len().max(right.len()) {
-            let (one, other) = (left.get(row).unwrap_or(&empty), right.get(row).unwrap_or(&empty));
+        for row in 0..first.len().max(second.len()) {
+            let (one, other) = (first.get(row).unwrap_or(&empty), second.get(row).unwrap_or(&empty));
             let padding = " ".repeat(width.saturating_sub(one.len()));
             let rule = self.faint("│");
             let line = format!("  {}{padding} {rule} {}", self.ink(one), self.ink(other));

@@ -1,8 +1,8 @@
-//! The measuring client: one kept-alive HTTP/1.1 connection, one request at a time, every event
+//! The measuring client: one persistent HTTP/1.1 connection, one request at a time, every event
 //! timed.
 //!
-//! Every concurrent client of a side has its own connection, so that no pool influences the times.
-//! `TCP_NODELAY` is set. An event's time is the moment at which the socket delivered its last byte.
+//! Concurrent clients share no connection, so that no pool influences the times. `TCP_NODELAY` is
+//! set. An event's time is the moment at which the socket delivered its last byte.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,7 +30,7 @@ use foretell_engines::openai::Route;
 
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Longest wait for a whole answer.
+/// Longest wait for a complete answer.
 const ANSWER: Duration = Duration::from_mins(5);
 
 /// Root URL of a server: `http(s)://host:port`, optionally with a path before `/v1`.
@@ -86,7 +86,7 @@ impl From<std::net::SocketAddr> for Url {
 }
 
 impl Url {
-    /// The path of a page: the URL's own, or `/metrics` if it has none.
+    /// The URL's path, or `/metrics` if it has none.
     fn page(&self) -> &str {
         if self.path.is_empty() { "/metrics" } else { &self.path }
     }
@@ -94,34 +94,33 @@ impl Url {
 
 /// Header fields and TLS settings for a server.
 #[derive(Clone, Debug, Default)]
-pub struct Entry {
+pub struct Access {
     /// Header fields of every request, the API key included.
     pub fields: HeaderMap,
     /// TLS settings for https; `None`: the usual public authorities.
     pub tls: Option<Arc<ClientConfig>>,
 }
 
-/// A client of one server.
 #[derive(Debug)]
 pub struct Client {
     url: Url,
-    entry: Entry,
+    access: Access,
     sender: Option<SendRequest<Full<Bytes>>>,
 }
 
 impl Client {
     /// A client without header fields; it connects with its first request.
     pub fn new(url: Url) -> Self {
-        Self::entering(url, Entry::default())
+        Self::with_access(url, Access::default())
     }
 
     /// As [`Self::new`], with header fields and TLS settings.
-    pub fn entering(url: Url, entry: Entry) -> Self {
-        Self { url, entry, sender: None }
+    pub fn with_access(url: Url, access: Access) -> Self {
+        Self { url, access, sender: None }
     }
 
     /// Sends a completion request and reads the event stream to its end.
-    pub async fn ask(&mut self, route: Route, body: Bytes) -> Result<Answer, Failure> {
+    pub async fn complete(&mut self, route: Route, body: Bytes) -> Result<Answer, Failure> {
         let path = format!("{}{}", self.url.path, route.path());
         let answered = tokio::time::timeout(ANSWER, self.stream(&path, body)).await;
         if !matches!(answered, Ok(Ok(_))) {
@@ -136,8 +135,8 @@ impl Client {
         let status = response.status();
         let mut body = response.into_body();
         if status != StatusCode::OK {
-            let whole = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-            return Err(refused(status, &whole));
+            let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            return Err(refused(status, &body));
         }
         let (mut events, mut arrivals) = (Events::default(), Vec::new());
         while let Some(frame) = body.frame().await {
@@ -153,35 +152,35 @@ impl Client {
     /// Reads a page: the URL's path, or `/metrics` if it has none.
     pub async fn page(&mut self) -> Result<String, Failure> {
         let path = self.url.page().to_owned();
-        let whole = self.whole(Method::GET, &path, Bytes::new()).await?;
-        String::from_utf8(whole.into()).map_err(|error| Failure::Unreadable(error.to_string()))
+        let page = self.fetch(Method::GET, &path, Bytes::new()).await?;
+        String::from_utf8(page.into()).map_err(|error| Failure::Unreadable(error.to_string()))
     }
 
     /// Reads JSON from `path`.
     pub async fn get(&mut self, path: &str) -> Result<serde_json::Value, Failure> {
         let path = format!("{}{path}", self.url.path);
-        let whole = self.whole(Method::GET, &path, Bytes::new()).await?;
-        serde_json::from_slice(&whole).map_err(|error| Failure::Unreadable(error.to_string()))
+        let body = self.fetch(Method::GET, &path, Bytes::new()).await?;
+        serde_json::from_slice(&body).map_err(|error| Failure::Unreadable(error.to_string()))
     }
 
-    /// Posts JSON to `path` and reads the whole answer.
+    /// Posts JSON to `path` and reads the answer.
     pub async fn post(&mut self, path: &str, body: &serde_json::Value) -> Result<Bytes, Failure> {
         let path = format!("{}{path}", self.url.path);
-        self.whole(Method::POST, &path, Bytes::from(body.to_string())).await
+        self.fetch(Method::POST, &path, Bytes::from(body.to_string())).await
     }
 
-    async fn whole(&mut self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Failure> {
+    async fn fetch(&mut self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Failure> {
         let answer = async {
             let (_, response) = self.send(method, path, body).await?;
             let status = response.status();
-            let whole = response.into_body().collect().await;
-            let whole = whole.map_err(|error| Failure::Cut(error.to_string()))?.to_bytes();
-            if status == StatusCode::OK { Ok(whole) } else { Err(refused(status, &whole)) }
+            let body = response.into_body().collect().await;
+            let body = body.map_err(|error| Failure::Cut(error.to_string()))?.to_bytes();
+            if status == StatusCode::OK { Ok(body) } else { Err(refused(status, &body)) }
         };
         tokio::time::timeout(CONNECT, answer).await.unwrap_or(Err(Failure::TooLate(CONNECT)))
     }
 
-    /// Sends a request; tries once more on a new connection if the kept one was closed meanwhile.
+    /// Sends a request; retries it once on a new connection if the old one was closed meanwhile.
     async fn send(
         &mut self,
         method: Method,
@@ -214,7 +213,7 @@ impl Client {
             .header(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))
             .body(Full::new(body));
         let mut request = request.map_err(|error| Failure::Unreachable(error.to_string()))?;
-        request.headers_mut().extend(self.entry.fields.clone());
+        request.headers_mut().extend(self.access.fields.clone());
         Ok(request)
     }
 
@@ -237,7 +236,7 @@ impl Client {
     }
 
     async fn encrypted(&self, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
-        let config = match &self.entry.tls {
+        let config = match &self.access.tls {
             Some(config) => Arc::clone(config),
             None => tls::client(None, None).map_err(|error| error.to_string())?,
         };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::alternate::Side;
 use super::canvas::Canvas;
-use super::client::{Client, Entry, Url};
+use super::client::{Access, Client, Url};
 use super::judge::Judge;
 use super::report::{aligned, number};
 use super::run::Stopped;
@@ -45,7 +45,6 @@ pub struct Stack {
     pub through: Url,
     /// Root URL of the proxy's admin API.
     pub admin: Url,
-    /// Description of the models.
     pub about: About,
 }
 
@@ -113,19 +112,19 @@ pub async fn show(
     duo.warm_up(workloads).await?;
     let (mut shown, mut looping) = (Vec::new(), 0);
     for workload in workloads {
-        let mut left = prompts;
+        let mut remaining = prompts;
         for (index, prompt) in workload.prompts.iter().enumerate() {
-            if left == 0 {
+            if remaining == 0 {
                 break;
             }
-            let temperature = if (prompts - left).is_multiple_of(2) { 0.0 } else { 0.8 };
-            let Some(one) = duo.ask(&workload.name, prompt, index, temperature).await? else {
+            let temperature = if (prompts - remaining).is_multiple_of(2) { 0.0 } else { 0.8 };
+            let Some(one) = duo.compare(&workload.name, prompt, index, temperature).await? else {
                 looping += 1;
                 continue;
             };
             let _ = write!(out, "{}", side_by_side(&one, prompt, canvas));
             shown.push(one);
-            left -= 1;
+            remaining -= 1;
         }
     }
     let _ = writeln!(out, "{}", summary(&shown, canvas));
@@ -141,7 +140,8 @@ struct Duo<'a> {
     direct: Client,
     through: Client,
     judge: Judge,
-    asked: usize,
+    /// Number of prompts compared so far.
+    compared: usize,
 }
 
 impl<'a> Duo<'a> {
@@ -150,8 +150,8 @@ impl<'a> Duo<'a> {
             stack,
             direct: Client::new(stack.direct.clone()),
             through: Client::new(stack.through.clone()),
-            judge: Judge::new(stack.direct.clone(), Entry::default()),
-            asked: 0,
+            judge: Judge::new(stack.direct.clone(), Access::default()),
+            compared: 0,
         }
     }
 
@@ -169,7 +169,7 @@ impl<'a> Duo<'a> {
     }
 
     /// The answers of both sides; `None` if the plain answer loops.
-    async fn ask(
+    async fn compare(
         &mut self,
         workload: &str,
         prompt: &Prompt,
@@ -193,8 +193,8 @@ impl<'a> Duo<'a> {
         index: usize,
         temperature: f64,
     ) -> Result<(Answer, Answer), Stopped> {
-        self.asked += 1;
-        if self.asked.is_multiple_of(2) {
+        self.compared += 1;
+        if self.compared.is_multiple_of(2) {
             let through = self.one(Side::Through, prompt, index, temperature).await?;
             Ok((self.one(Side::Direct, prompt, index, temperature).await?, through))
         } else {
@@ -219,8 +219,8 @@ impl<'a> Duo<'a> {
             Side::Direct => (&mut self.direct, &self.stack.direct),
             Side::Through => (&mut self.through, &self.stack.through),
         };
-        let told = |failure: Failure| Stopped { side, url: url.to_string(), failure };
-        client.ask(prompt.route, body).await.map_err(told)
+        let stopped = |failure: Failure| Stopped { side, url: url.to_string(), failure };
+        client.complete(prompt.route, body).await.map_err(stopped)
     }
 }
 
@@ -237,8 +237,8 @@ fn speed(answer: &Answer) -> Option<f64> {
 }
 
 fn mean_acceptance_length(answer: &Answer) -> Option<f64> {
-    let told = answer.foretell.as_ref().filter(|told| told.rounds > 0)?;
-    Some((told.accepted + told.rounds) as f64 / told.rounds as f64)
+    let usage = answer.foretell.as_ref().filter(|usage| usage.rounds > 0)?;
+    Some((usage.accepted + usage.rounds) as f64 / usage.rounds as f64)
 }
 
 fn ratio(shown: &Shown) -> Option<f64> {
@@ -248,12 +248,12 @@ fn ratio(shown: &Shown) -> Option<f64> {
 fn side_by_side(shown: &Shown, prompt: &Prompt, canvas: Canvas) -> String {
     let temperature =
         if shown.temperature > 0.0 { format!("T={}, seeded", shown.temperature) } else { "T=0".into() };
-    let asked = prompt.text();
-    let asked = asked.trim_end().lines().last().unwrap_or_default().trim();
-    let asked: String = asked.chars().filter(|char| !char.is_control()).take(60).collect();
+    let last = prompt.text();
+    let last = last.trim_end().lines().last().unwrap_or_default().trim();
+    let last: String = last.chars().filter(|char| !char.is_control()).take(60).collect();
     let heading = format!("── {} ({}, {temperature})", shown.name, prompt.route.name());
     let mut text = match &prompt.says {
-        None => format!("{} {}\n", canvas.bold(&heading), canvas.faint(&format!("… {asked}"))),
+        None => format!("{} {}\n", canvas.bold(&heading), canvas.faint(&format!("… {last}"))),
         Some(says) => format!("{} {says}\n{}", canvas.bold(&heading), given(prompt, canvas)),
     };
     let plain = format!("plain, {} tokens/s", number(speed(&shown.direct), 0));
@@ -267,15 +267,18 @@ fn side_by_side(shown: &Shown, prompt: &Prompt, canvas: Canvas) -> String {
             let _ = write!(text, "  [{way}]\n{}", canvas.column(answer.runs()));
         }
     }
-    let told = match &shown.through.foretell {
-        Some(told) if told.rounds > 0 => {
-            format!("{} rounds, {} of {} drafted tokens accepted", told.rounds, told.accepted, told.drafted)
+    let rounds = match &shown.through.foretell {
+        Some(usage) if usage.rounds > 0 => {
+            format!(
+                "{} rounds, {} of {} drafted tokens accepted",
+                usage.rounds, usage.accepted, usage.drafted
+            )
         }
-        Some(told) => format!("{} ({})", told.path, told.reason.as_deref().unwrap_or("no reason given")),
+        Some(usage) => format!("{} ({})", usage.path, usage.reason.as_deref().unwrap_or("no reason given")),
         None => "the answer has no usage.foretell".into(),
     };
     let same = if shown.identical() { "same text" } else { "THE TEXTS DIFFER" };
-    let line = format!("{plain}; {speculated}: {} times; {told}; {same}", number(ratio(shown), 2));
+    let line = format!("{plain}; {speculated}: {} times; {rounds}; {same}", number(ratio(shown), 2));
     text + &format!("  {}\n\n", canvas.faint(&line))
 }
 

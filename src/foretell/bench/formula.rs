@@ -2,8 +2,8 @@
 //!
 //! Without speculation, N tokens take N target steps. With speculation, every round takes one
 //! verify run and one draft, and yields the accepted tokens and one more; the remaining tokens are
-//! plain steps. Measured gain ÷ this gain is the share that is left after the overhead of the
-//! proxy, the network and the server. Prefill is left out on both sides; it can only lower the
+//! plain steps. Measured gain ÷ this gain is the share that remains after the overhead of the
+//! proxy, the network and the server. Prefill is omitted on both sides; it can only lower the
 //! measured gain, so it never makes the share look better.
 
 use super::counters::{Counters, Spent};
@@ -45,10 +45,10 @@ struct Prices {
 }
 
 impl Costs {
-    fn prices(&self, told: Rounds) -> Result<Prices, Unknown> {
+    fn prices(&self, measured: Rounds) -> Result<Prices, Unknown> {
         let draft = self.through.draft;
         if let Some(probed) = &self.probed {
-            let drafted = told.drafted as f64 / told.rounds.max(1) as f64;
+            let drafted = measured.drafted as f64 / measured.rounds.max(1) as f64;
             return Ok(Prices { step: probed.step, round: probed.round(drafted), draft });
         }
         let step = self.direct.decode.mean().ok_or(Unknown::NoSteps)?;
@@ -76,17 +76,17 @@ pub enum Unknown {
     NoVerify,
 }
 
-/// The formula's gain for `tokens` output tokens with the rounds in `told`; 1 without rounds.
-pub fn gain(tokens: u64, told: Rounds, costs: &Costs) -> Result<f64, Unknown> {
-    let Prices { step, round, draft } = costs.prices(told)?;
-    if told.rounds == 0 {
+/// The formula's gain for `tokens` output tokens with these rounds; 1 without rounds.
+pub fn gain(tokens: u64, measured: Rounds, costs: &Costs) -> Result<f64, Unknown> {
+    let Prices { step, round, draft } = costs.prices(measured)?;
+    if measured.rounds == 0 {
         return Ok(1.0);
     }
-    let rounds = told.rounds as f64;
+    let rounds = measured.rounds as f64;
     let verify = rounds * round.ok_or(Unknown::NoVerify)?;
     // Drafts that led to no round are charged to the controller, not to the formula.
     let used = if draft.times > rounds { rounds / draft.times } else { 1.0 };
-    let stepped = tokens.saturating_sub(told.accepted + told.rounds) as f64;
+    let stepped = tokens.saturating_sub(measured.accepted + measured.rounds) as f64;
     Ok(tokens as f64 * step / (stepped * step + verify + draft.seconds * used))
 }
 

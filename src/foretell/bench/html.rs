@@ -22,17 +22,16 @@ th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right}
 th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left;padding-left:0}
 .key{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin:0 .35em 0 1em}";
 
-const OWN_STYLE: &str = "\
+const BENCH_STYLE: &str = "\
 .runs{list-style:none;padding:0;margin:1.2rem 0;display:grid;gap:.6rem}.runs li{display:flex;gap:1rem;align-items:baseline;\
 border-left:4px solid var(--through);padding:.1rem 0 .1rem .9rem}.runs b{font-size:1.6rem;min-width:5.2rem;\
 color:var(--through);font-variant-numeric:tabular-nums}.runs small{display:block;color:var(--soft);font-size:13px}\
 svg{display:block;min-width:38rem}dl{display:grid;grid-template-columns:max-content 1fr;gap:.25rem 1.2rem;font-size:13px;margin:.4rem 0}\
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}ul{padding-left:1.1rem;font-size:13px}.runs{font-size:15px}";
 
-/// x coordinate of the plotting area's left edge.
-const LEFT: f64 = 230.0;
-/// x coordinate of the plotting area's right edge.
-const RIGHT: f64 = 865.0;
+/// x coordinates of the edges of the plotting area.
+const X_MIN: f64 = 230.0;
+const X_MAX: f64 = 865.0;
 /// Height of one row of a plot.
 const STEP: f64 = 26.0;
 
@@ -54,12 +53,11 @@ struct Group {
     bars: Vec<Bar>,
 }
 
-/// The report as one HTML page.
 pub fn page(runs: &[Run], about: &About) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\"><title>Foretell benchmark</title>\
-         <style>{STYLE}{OWN_STYLE}</style></head><body>\n<h1>Speculation by Foretell, measured</h1>\
+         <style>{STYLE}{BENCH_STYLE}</style></head><body>\n<h1>Speculation by Foretell, measured</h1>\
          <p>The same server called directly and through Foretell, in alternating blocks. {}</p>\n",
         escape(&about.summary())
     );
@@ -124,7 +122,6 @@ fn headlines(page: &mut String, runs: &[Run]) {
     page.push_str("</ul>");
 }
 
-/// Conditions of the measurement.
 fn described(about: &About) -> String {
     let mut rows = String::from("<dl>");
     for (name, value) in about.rows() {
@@ -175,7 +172,7 @@ fn plot(groups: &[Group], reference: Option<f64>, unit: &str) -> String {
     let top = bars().flat_map(|bar| [bar.high, bar.mark.unwrap_or_default()]).fold(0.0, f64::max);
     let tick = tick(top.max(reference.unwrap_or_default() * 1.2));
     let ticks = (top / tick).ceil().max(1.0);
-    let x = |value: f64| LEFT + (RIGHT - LEFT) * value / (ticks * tick);
+    let x = |value: f64| X_MIN + (X_MAX - X_MIN) * value / (ticks * tick);
     let lines: usize = groups.iter().map(|group| group.bars.len().max(1)).sum();
     let height = STEP * lines as f64;
     let mut svg = format!("<svg viewBox=\"0 0 900 {:.0}\" role=\"img\">", height + 34.0);
@@ -289,7 +286,7 @@ mod tests {
         let positions =
             svg.split("x1=\"").skip(1).filter_map(|rest| rest.split('"').next()?.parse::<f64>().ok());
         assert!(
-            positions.clone().count() > 3 && positions.clone().all(|x| (LEFT..=RIGHT).contains(&x)),
+            positions.clone().count() > 3 && positions.clone().all(|x| (X_MIN..=X_MAX).contains(&x)),
             "{svg}"
         );
     }

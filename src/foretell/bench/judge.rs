@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::client::{Client, Entry, Url};
+use super::client::{Access, Client, Url};
 use foretell_core::units::TokenId;
 use foretell_core::words::looping;
 
@@ -25,8 +25,8 @@ struct Tokenized {
 
 impl Judge {
     /// For outputs of the server at `url`.
-    pub fn new(url: Url, entry: Entry) -> Self {
-        Self { server: Some(Client::entering(url, entry)), known: HashMap::new() }
+    pub fn new(url: Url, access: Access) -> Self {
+        Self { server: Some(Client::with_access(url, access)), known: HashMap::new() }
     }
 
     /// True if it compares words, because the server gives no token ids.

@@ -8,7 +8,6 @@ use serde::Deserialize;
 /// Request times measured by a probe, seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// Seconds of a plain step.
     pub step: f64,
     /// Seconds of a round by number of drafted tokens, ascending, not empty.
     rounds: Vec<(usize, f64)>,
@@ -26,7 +25,7 @@ pub enum Useless {
 }
 
 #[derive(Deserialize)]
-struct Report {
+struct ProbeReport {
     verify: Vec<Timed>,
     times: Times,
 }
@@ -54,7 +53,7 @@ impl Probed {
     /// # Errors
     /// See [`Useless`].
     pub fn parse(json: &str) -> Result<Self, Useless> {
-        let report: Report =
+        let report: ProbeReport =
             serde_json::from_str(json).map_err(|error| Useless::Foreign(error.to_string()))?;
         let first = report.verify.first().ok_or(Useless::Untimed("round"))?;
         let step = mean(report.times.token.iter().map(|token| token.ms)).ok_or(Useless::Untimed("step"))?;

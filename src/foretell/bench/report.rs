@@ -10,10 +10,10 @@ use super::tally::Run;
 /// The report as JSON, `{"runs": [...]}` and a newline.
 pub fn json(runs: &[Run]) -> String {
     #[derive(Serialize)]
-    struct Report<'a> {
+    struct Runs<'a> {
         runs: &'a [Run],
     }
-    let mut text = serde_json::to_string_pretty(&Report { runs }).unwrap_or_default();
+    let mut text = serde_json::to_string_pretty(&Runs { runs }).unwrap_or_default();
     text.push('\n');
     text
 }
@@ -137,7 +137,7 @@ pub fn percent(share: Option<f64>) -> String {
     }
 }
 
-/// A table with aligned columns: the first to the left, the others to the right.
+/// A table with aligned columns: the first at its start, the others at their end.
 pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {

@@ -13,7 +13,7 @@ pub struct Requirement {
     /// Name of the workload; `None`: every workload.
     workload: Option<String>,
     figure: Figure,
-    bound: Bound,
+    comparison: Comparison,
     value: f64,
 }
 
@@ -43,7 +43,7 @@ const FIGURES: &[(&str, Figure)] = &[
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
+enum Comparison {
     AtLeast,
     AtMost,
 }
@@ -61,18 +61,20 @@ impl FromStr for Requirement {
 
     fn from_str(text: &str) -> Result<Self, NoRequirement> {
         let read = || {
-            let (left, bound, right) = text
+            let (name, comparison, value) = text
                 .split_once(">=")
-                .map(|(left, right)| (left, Bound::AtLeast, right))
-                .or_else(|| text.split_once("<=").map(|(left, right)| (left, Bound::AtMost, right)))?;
-            let (workload, figure) = left.trim().split_once('.').unwrap_or((left.trim(), "ratio"));
+                .map(|(name, value)| (name.trim(), Comparison::AtLeast, value))
+                .or_else(|| {
+                    text.split_once("<=").map(|(name, value)| (name.trim(), Comparison::AtMost, value))
+                })?;
+            let (workload, figure) = name.split_once('.').unwrap_or((name, "ratio"));
             let (_, figure) = FIGURES.iter().find(|(name, _)| *name == figure)?;
-            let value = right.trim().parse().ok().filter(|value: &f64| value.is_finite())?;
+            let value = value.trim().parse().ok().filter(|value: &f64| value.is_finite())?;
             let workload = (workload != "*").then(|| workload.to_owned());
             workload.as_ref().is_none_or(|name| !name.is_empty()).then_some(Self {
                 workload,
                 figure: *figure,
-                bound,
+                comparison,
                 value,
             })
         };
@@ -109,24 +111,25 @@ impl Requirement {
 
     /// The runs that do not meet the requirement, one sentence each; empty if all do.
     pub fn shortfalls(&self, runs: &[Run]) -> Vec<String> {
-        let asked = |run: &&Run| self.workload.as_ref().is_none_or(|name| *name == run.workload);
-        let mut met = runs.iter().filter(asked).peekable();
-        if met.peek().is_none() {
+        let applies = |run: &&Run| self.workload.as_ref().is_none_or(|name| *name == run.workload);
+        let mut runs = runs.iter().filter(applies).peekable();
+        if runs.peek().is_none() {
             let name = self.workload.as_deref().unwrap_or("*");
             return vec![format!("{name}: no such workload was measured")];
         }
-        met.filter_map(|run| self.shortfall(run)).collect()
+        runs.filter_map(|run| self.shortfall(run)).collect()
     }
 
     fn shortfall(&self, run: &Run) -> Option<String> {
-        let (sign, figure) = match self.bound {
-            Bound::AtLeast => (">=", self.figure.of(run).filter(|figure| *figure >= self.value)),
-            Bound::AtMost => ("<=", self.figure.of(run).filter(|figure| *figure <= self.value)),
+        let figure = self.figure.of(run);
+        let (sign, is_met) = match self.comparison {
+            Comparison::AtLeast => (">=", figure.is_some_and(|figure| figure >= self.value)),
+            Comparison::AtMost => ("<=", figure.is_some_and(|figure| figure <= self.value)),
         };
-        if figure.is_some() {
+        if is_met {
             return None;
         }
-        let got = self.figure.of(run).map_or_else(|| "not measured".into(), |figure| format!("{figure:.3}"));
+        let got = figure.map_or_else(|| "not measured".into(), |figure| format!("{figure:.3}"));
         let (name, value) = (self.figure.name(), self.value);
         Some(format!(
             "{}, {} clients, temperature {}: {name} {got}, required {sign} {value}",

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use indicatif::ProgressBar;
 
 use super::alternate::{Schedule, Side};
-use super::client::{Client, Entry, Url};
+use super::client::{Access, Client, Url};
 use super::counters::Counters;
 use super::formula::{Costs, Unknown};
 use super::judge::Judge;
@@ -40,26 +40,25 @@ pub struct Bench {
     pub alternations: usize,
     /// Above temperature 0, send each prompt with a fixed seed.
     pub seeded: bool,
-    /// Replaces `max_tokens` of every prompt; `None` keeps the workload's.
+    /// Output limit of every prompt; `None`: that of the workload.
     pub max_tokens: Option<u32>,
-    /// Replaces `model` of every prompt; `None` keeps the workload's.
+    /// Model of every prompt; `None`: that of the workload.
     pub model: Option<String>,
     /// Header fields and TLS settings for both sides.
-    pub entry: Entry,
+    pub access: Access,
 }
 
 #[derive(Clone, Debug)]
 pub struct CostSource {
     /// Metrics page of Foretell, which reports drafting times.
     pub through: Url,
-    /// Source of the target's step times.
     pub target: TargetCosts,
 }
 
 /// Source of the target's step times.
 #[derive(Clone, Debug)]
 pub enum TargetCosts {
-    /// The target's own metrics page.
+    /// The target's metrics page.
     Page(Url),
     /// Times measured by `foretell probe`.
     Probed(Probed),
@@ -69,9 +68,7 @@ pub enum TargetCosts {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{side} ({url}): {failure}", side = side.name())]
 pub struct Stopped {
-    /// The side that did not answer.
     pub side: Side,
-    /// Root URL of that side.
     pub url: String,
     /// Failure of the first request.
     pub failure: Failure,
@@ -79,7 +76,7 @@ pub struct Stopped {
 
 /// Measures every combination of workload, temperature and clients in turn. Single failures are
 /// counted; an error is returned only if a side answers no request of the warm-up, or cannot be
-/// reached for a whole block.
+/// reached during all of a block.
 pub async fn run(bench: &Bench, progress: &ProgressBar) -> Result<Vec<Run>, Stopped> {
     let cases: Vec<_> = bench
         .workloads
@@ -112,8 +109,9 @@ struct Case<'a> {
 
 impl<'a> Case<'a> {
     fn new(bench: &'a Bench, workload: &'a Workload, temperature: f64, clients: usize) -> Self {
-        let connect =
-            |url: &Url| (0..clients).map(|_| Client::entering(url.clone(), bench.entry.clone())).collect();
+        let connect = |url: &Url| {
+            (0..clients).map(|_| Client::with_access(url.clone(), bench.access.clone())).collect()
+        };
         Self {
             bench,
             workload,
@@ -130,7 +128,7 @@ impl<'a> Case<'a> {
             },
             direct: connect(&bench.direct),
             through: connect(&bench.through),
-            meter: Meter::new(bench.costs.as_ref(), &bench.entry),
+            meter: Meter::new(bench.costs.as_ref(), &bench.access),
         }
     }
 
@@ -174,7 +172,7 @@ impl<'a> Case<'a> {
             let prompt = self.workload.prompts.get(index);
             if let (Some(prompt), Some(client)) = (prompt, self.direct.first_mut()) {
                 // Failures are ignored here: the timed request reports them.
-                let _ = client.ask(prompt.route, prompt.request(&settings, index)).await;
+                let _ = client.complete(prompt.route, prompt.request(&settings, index)).await;
             }
         }
     }
@@ -219,7 +217,7 @@ impl<'a> Case<'a> {
             loop {
                 let position = next.fetch_add(1, Ordering::Relaxed);
                 let Some((route, body)) = requests.get(position) else { return answers };
-                answers.push((position, client.ask(*route, body.clone()).await));
+                answers.push((position, client.complete(*route, body.clone()).await));
             }
         });
         let mut answers: Vec<_> = join_all(lanes).await.into_iter().flatten().collect();
@@ -262,8 +260,8 @@ enum Target {
 }
 
 impl Meter {
-    fn new(source: Option<&CostSource>, entry: &Entry) -> Self {
-        let client = |url: &Url| Client::entering(url.clone(), entry.clone());
+    fn new(source: Option<&CostSource>, access: &Access) -> Self {
+        let client = |url: &Url| Client::with_access(url.clone(), access.clone());
         Self(source.map(|CostSource { through, target }| Pages {
             proxy: client(through),
             target: match target {
@@ -296,7 +294,7 @@ impl Meter {
 
 /// Share of looping outputs of both sides.
 async fn looping(bench: &Bench, workload: &Workload, alternations: &[Vec<Pair>]) -> Looping {
-    let mut judge = Judge::new(bench.direct.clone(), bench.entry.clone());
+    let mut judge = Judge::new(bench.direct.clone(), bench.access.clone());
     let mut shares = [None; 2];
     for (share, side) in shares.iter_mut().zip([Side::Direct, Side::Through]) {
         let (mut judged, mut looping) = (0, 0);

@@ -52,7 +52,7 @@ pub struct Arrival {
 pub struct Piece {
     /// Time since the request was sent.
     pub at: Duration,
-    /// End of its text in the whole output, bytes.
+    /// End of its text in the output, bytes.
     pub end: usize,
     /// Number of token ids in the event; 0 if the server does not send them.
     pub tokens: usize,
@@ -209,7 +209,7 @@ pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
     Ok(answer)
 }
 
-/// The message of an OpenAI error object, or the whole JSON if it has none.
+/// The message of an OpenAI error object, or its JSON if it has none.
 pub fn message(error: &serde_json::Value) -> String {
     let words = error.get("message").or_else(|| error.get("error")?.get("message"));
     words.and_then(serde_json::Value::as_str).map_or_else(|| error.to_string(), ToOwned::to_owned)

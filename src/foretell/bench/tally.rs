@@ -45,7 +45,6 @@ pub struct Measured {
     pub alternations: Vec<Vec<Pair>>,
     /// Times counted by the servers during the run.
     pub costs: Result<Costs, Unknown>,
-    /// Share of looping outputs of both sides.
     pub looping: Looping,
 }
 
@@ -62,20 +61,15 @@ pub struct Looping {
 /// Time to the first output, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FirstToken {
-    /// Median, milliseconds.
     pub p50: Option<f64>,
-    /// 95th percentile, milliseconds.
     pub p95: Option<f64>,
 }
 
 /// Time between successive output events, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Gaps {
-    /// Median, milliseconds.
     pub p50: Option<f64>,
-    /// 95th percentile, milliseconds.
     pub p95: Option<f64>,
-    /// 99th percentile, milliseconds.
     pub p99: Option<f64>,
 }
 
@@ -83,9 +77,7 @@ pub struct Gaps {
 pub struct Figures {
     /// Speed of one client: sum of output tokens ÷ sum of times from request to last event.
     pub tokens_per_second: Option<f64>,
-    /// Time to the first output, milliseconds.
     pub ttft_ms: FirstToken,
-    /// Time between successive output events, milliseconds.
     pub gap_ms: Gaps,
     /// Number of requests sent.
     pub requests: u64,
@@ -135,7 +127,6 @@ impl Run {
     }
 }
 
-/// Computes the figures of one run.
 pub fn conclude(measured: Measured) -> Run {
     let pairs = || measured.alternations.iter().flatten();
     let ratios: Vec<f64> = measured.alternations.iter().filter_map(|pairs| ratio(pairs)).collect();
@@ -184,11 +175,11 @@ fn speed<'a>(answers: impl Iterator<Item = &'a Answer>) -> Option<f64> {
 /// The sum of the `usage.foretell` objects; `None` unless every answer has one.
 fn rounds(answers: &[&Answer]) -> Option<Rounds> {
     answers.iter().try_fold(Rounds::default(), |sum, answer| {
-        let told = answer.foretell.as_ref()?;
+        let usage = answer.foretell.as_ref()?;
         Some(Rounds {
-            rounds: sum.rounds + told.rounds,
-            drafted: sum.drafted + told.drafted,
-            accepted: sum.accepted + told.accepted,
+            rounds: sum.rounds + usage.rounds,
+            drafted: sum.drafted + usage.drafted,
+            accepted: sum.accepted + usage.accepted,
         })
     })
 }
@@ -250,9 +241,9 @@ fn notes<'a>(
 /// Paths of the requests, with counts: `speculated 90, plain (no_gain) 10`.
 fn paths(answers: &[&Answer]) -> Option<String> {
     let mut counts = BTreeMap::new();
-    for told in answers.iter().filter_map(|answer| answer.foretell.as_ref()) {
-        let reason = told.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
-        *counts.entry(format!("{}{reason}", told.path)).or_insert(0_u64) += 1;
+    for usage in answers.iter().filter_map(|answer| answer.foretell.as_ref()) {
+        let reason = usage.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+        *counts.entry(format!("{}{reason}", usage.path)).or_insert(0_u64) += 1;
     }
     let shown: Vec<_> = counts.iter().map(|(path, count)| format!("{path} {count}")).collect();
     (!shown.is_empty()).then(|| format!("paths: {}", shown.join(", ")))

@@ -40,9 +40,9 @@ pub struct Prompt {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings<'a> {
     pub temperature: f64,
-    /// Replaces the output limit, tokens; `None` keeps it.
+    /// Output limit, tokens; `None`: that of the file.
     pub max_tokens: Option<u32>,
-    /// Replaces the model id; `None` keeps it.
+    /// Model id; `None`: that of the file.
     pub model: Option<&'a str>,
     /// Adds a seed per prompt, the same for both sides and in every alternation.
     pub seeded: bool,
@@ -53,11 +53,7 @@ pub struct Settings<'a> {
 pub enum Error {
     /// The file cannot be read.
     #[error("{path}: {source}")]
-    Read {
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     #[error(
         "{file}:{line}: {reason}; expected {{\"route\": \"completions\" or \"chat\", \"body\": {{the request}}}} on each line"
     )]
@@ -131,7 +127,7 @@ impl Workload {
 
 fn parse_line(line: &str) -> Result<Prompt, String> {
     let line: Line = serde_json::from_str(line).map_err(|error| {
-        // The column in the line, without the parser's own line number.
+        // The column in the line, without the line number of the parser.
         let text = error.to_string();
         let what = text.split(" at line ").next().unwrap_or(&text);
         format!("column {}: {what}", error.column())
@@ -172,7 +168,7 @@ impl Prompt {
         self.body.get("model").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// All text of the prompt, used to tell copies from loops.
+    /// All text of the prompt, used to distinguish copies from loops.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for key in ["prompt", "messages"] {

@@ -38,14 +38,7 @@ pub struct Granted {
 pub enum Denied {
     /// The file cannot be read or is empty.
     #[error("--{flag}: {path}: {detail}", path = path.display())]
-    File {
-        /// Name of the flag.
-        flag: &'static str,
-        /// Path of the file.
-        path: PathBuf,
-        /// The fault of the file.
-        detail: String,
-    },
+    File { flag: &'static str, path: PathBuf, detail: String },
     /// Not a valid header field; the text describes the fault, without the value.
     #[error("--header: not a header field, allowed NAME: VALUE, got {0}")]
     Header(String),

@@ -85,7 +85,7 @@ impl AdminPort {
         self.token.is_some()
     }
 
-    /// Asks for `path` and returns status and body of the answer.
+    /// Requests `path` and returns status and body of the answer.
     ///
     /// # Errors
     /// There is no answer.

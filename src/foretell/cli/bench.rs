@@ -12,7 +12,7 @@ use super::access::{Access, Denied, Granted};
 use super::progress;
 use crate::bench::about::{self, About};
 use crate::bench::alternate::Side;
-use crate::bench::client::{Client, Entry, Url};
+use crate::bench::client::{self, Client, Url};
 use crate::bench::probed::{Probed, Useless};
 use crate::bench::require::Requirement;
 use crate::bench::run::{self, Bench, CostSource, Stopped, TargetCosts};
@@ -138,7 +138,7 @@ async fn with_model(mut bench: Bench) -> Result<Bench, Stopped> {
     if bench.model.is_some() || !bench.workloads.iter().any(nameless) {
         return Ok(bench);
     }
-    let mut server = Client::entering(bench.direct.clone(), bench.entry.clone());
+    let mut server = Client::with_access(bench.direct.clone(), bench.access.clone());
     let stopped = |failure| Stopped { side: Side::Direct, url: bench.direct.to_string(), failure };
     let listed = server.get("/v1/models").await.map_err(stopped)?;
     let first = listed.pointer("/data/0/id").and_then(Value::as_str);
@@ -157,13 +157,13 @@ async fn with_model(mut bench: Bench) -> Result<Bench, Stopped> {
 /// Description of server and machine for the report.
 async fn about(args: &BenchArgs, bench: &Bench) -> About {
     let model = bench.model.as_deref();
-    let own = || bench.workloads.first()?.prompts.first().map(Prompt::model);
+    let first_model = || bench.workloads.first()?.prompts.first().map(Prompt::model);
     About {
         date: about::now(),
         machine: about::machine(),
         foretell: super::VERSION.to_owned(),
         engine: engine(args, &bench.direct).await,
-        model: model.or_else(own).unwrap_or_default().to_owned(),
+        model: model.or_else(first_model).unwrap_or_default().to_owned(),
         direct: bench.direct.to_string(),
         through: bench.through.to_string(),
         command: about::command(std::env::args()),
@@ -221,7 +221,7 @@ impl BenchArgs {
         }
         let Granted { fields, tls } = self.access.granted()?;
         Ok(Bench {
-            entry: Entry { fields, tls },
+            access: client::Access { fields, tls },
             model: self.model.clone(),
             direct: self.direct.clone(),
             through: self.through.clone(),
@@ -245,7 +245,10 @@ impl BenchArgs {
     }
 
     fn files(&self) -> Result<Files, Unusable> {
-        Ok(Files { json: Report::open(self.json.as_deref())?, html: Report::open(self.html.as_deref())? })
+        Ok(Files {
+            json: ReportFile::open(self.json.as_deref())?,
+            html: ReportFile::open(self.html.as_deref())?,
+        })
     }
 }
 
@@ -256,17 +259,17 @@ fn probed(path: &Path) -> Result<Probed, Unusable> {
 }
 
 /// The output files. They are opened before the measurement, so that a wrong path fails at once,
-/// and keep what they hold until there is something to write.
+/// and replaced after it.
 struct Files {
-    json: Option<Report>,
-    html: Option<Report>,
+    json: Option<ReportFile>,
+    html: Option<ReportFile>,
 }
 
-struct Report {
+struct ReportFile {
     path: PathBuf,
 }
 
-impl Report {
+impl ReportFile {
     fn open(path: Option<&Path>) -> Result<Option<Self>, Unusable> {
         path.map(|path| {
             let opened = OpenOptions::new().create(true).append(true).open(path);

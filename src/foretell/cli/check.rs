@@ -87,8 +87,8 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
     }
 }
 
-/// The stanza of the process file that would declare the drafters that policies name but it does
-/// not; empty if there are none.
+/// The stanza of the config file that declares the missing drafters of the policies; empty if there
+/// are none.
 pub(super) fn wanted(problems: &[Problem]) -> String {
     let undeclared = |problem: &&Problem| problem.message == UNDECLARED && problem.suggestion.is_none();
     let names: BTreeSet<&str> =

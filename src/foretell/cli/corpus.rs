@@ -1,4 +1,4 @@
-//! `foretell corpus`: what was recorded for training, as counts or as tokens, and its removal.
+//! `foretell corpus`: shows, prints or removes requests recorded for training.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,11 +14,11 @@ use crate::clock::unix_now;
 use crate::config::values;
 use crate::learning::cipher::{Cipher, KeyError};
 use crate::learning::recording::segment::{self, ReadError};
-use crate::learning::recording::{Purge, Purged, Record, purge, purge_all};
+use crate::learning::recording::{Purge, PurgeScope, Record, purge, purge_all};
 
 /// File in a recording that names the drafters trained on it.
 const DRAFTERS: &str = "drafters.json";
-/// File whose lock belongs to who reads or changes that list.
+/// File that is locked while a process reads or changes that list.
 const LOCK: &str = "drafters.lock";
 
 /// Show, print or purge what `corpus.record` has recorded.
@@ -61,7 +61,7 @@ struct PurgeArgs {
     #[arg(long, value_name = "T")]
     tenant: Option<String>,
     /// The requests that ended longer ago than this, such as 720h
-    #[arg(long, value_name = "AGE", value_parser = age)]
+    #[arg(long, value_name = "AGE", value_parser = values::duration_or_why)]
     older_than: Option<Duration>,
 }
 
@@ -79,7 +79,7 @@ pub struct Trained {
     pub unfinished: bool,
 }
 
-/// Why a recording cannot be used.
+/// Cause for which a recording cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     /// The key cannot be used.
@@ -90,13 +90,13 @@ pub enum RecordingError {
     Read(#[from] ReadError),
     /// Some segments could not be purged.
     #[error("{} files stay as they are; the first: {}", .0.len(), .0.first().map_or_else(String::new, ToString::to_string))]
-    Left(Vec<ReadError>),
+    NotPurged(Vec<ReadError>),
     /// The list of drafters, or the output, cannot be read or written.
     #[error("{0}: {1}")]
     File(String, io::Error),
 }
 
-/// Runs the command; what is found is written to `out`.
+/// Runs the command; results are written to `out`.
 pub fn run(args: &CorpusArgs, out: &mut dyn Write) -> Exit {
     let done = match &args.command {
         CorpusCommand::Stats(recording) => stats(recording, out),
@@ -114,10 +114,6 @@ pub fn run(args: &CorpusArgs, out: &mut dyn Write) -> Exit {
     }
 }
 
-fn age(text: &str) -> Result<Duration, String> {
-    values::duration_or_why(text)
-}
-
 impl Recording {
     /// Its key, if one is named.
     fn cipher(&self) -> Result<Option<Cipher>, RecordingError> {
@@ -128,7 +124,7 @@ impl Recording {
     }
 
     /// Its records, oldest first, a segment at a time. An incomplete last record is reported and
-    /// left out.
+    /// skipped.
     ///
     /// # Errors
     /// See [`RecordingError`].
@@ -189,7 +185,8 @@ impl Drafters {
         }
     }
 
-    /// Adds what a folder will hold to what it holds: until it is replaced it may be either.
+    /// Adds the tenants of a new drafter to those of the one in its folder: until the folder is
+    /// replaced, either may be there.
     ///
     /// # Errors
     /// The list cannot be read or written.
@@ -201,7 +198,7 @@ impl Drafters {
         self.put(trained)
     }
 
-    /// Notes a drafter in the place of the one that its folder had.
+    /// Replaces the entry of a drafter's folder.
     ///
     /// # Errors
     /// The list cannot be read or written.
@@ -209,7 +206,7 @@ impl Drafters {
         self.forget_and(&trained.drafter.clone(), Some(trained))
     }
 
-    /// Takes a folder that is gone off the list.
+    /// Removes a deleted folder from the list.
     ///
     /// # Errors
     /// The list cannot be read or written.
@@ -282,23 +279,23 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
     let unread = |error| RecordingError::File(recording.dir.display().to_string(), error);
     let drafters = recording.drafters()?;
     let which = match (tenant, older_than) {
-        (Some(tenant), _) => Some(Purged::Tenant(tenant.clone())),
-        (_, Some(age)) => Some(Purged::Before(unix_now().as_secs().saturating_sub(age.as_secs()))),
+        (Some(tenant), _) => Some(PurgeScope::Tenant(tenant.clone())),
+        (_, Some(age)) => Some(PurgeScope::Before(unix_now().as_secs().saturating_sub(age.as_secs()))),
         _ => None,
     };
     let (line, purge) = if let Some(which) = &which {
         let purge = purge(&recording.dir, recording.cipher()?.as_ref(), which).map_err(unread)?;
-        (format!("{} requests removed, {} left", purge.gone, purge.left), purge)
+        (format!("{} requests removed, {} left", purge.gone, purge.remaining), purge)
     } else {
-        // Without its key a recording can still be removed as a whole.
+        // All of a recording can be removed without its key.
         let segments = segment::list(&recording.dir).map_err(unread)?.len();
         purge_all(&recording.dir).map_err(unread)?;
         (format!("everything is removed: {segments} files"), Purge::default())
     };
     let concerned = |trained: &Trained| match &which {
         None => true,
-        Some(Purged::Tenant(tenant)) => trained.tenants.contains(&Some(tenant.clone())),
-        Some(Purged::Before(_)) => purge.gone > 0,
+        Some(PurgeScope::Tenant(tenant)) => trained.tenants.contains(&Some(tenant.clone())),
+        Some(PurgeScope::Before(_)) => purge.gone > 0,
     };
     let mut lines = vec![line];
     let named = drafters.all()?.into_iter().filter(concerned);
@@ -311,7 +308,7 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
         }
     }));
     writeln!(out, "{}", lines.join("\n")).map_err(unwritten)?;
-    if purge.failed.is_empty() { Ok(()) } else { Err(RecordingError::Left(purge.failed)) }
+    if purge.failed.is_empty() { Ok(()) } else { Err(RecordingError::NotPurged(purge.failed)) }
 }
 
 fn unwritten(error: io::Error) -> RecordingError {

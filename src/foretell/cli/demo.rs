@@ -1,13 +1,13 @@
 //! `foretell demo`: the bundled models served over loopback HTTP, plain and speculated side by
 //! side.
 
-pub mod places;
+pub mod endpoints;
 
 use std::io::{IsTerminal, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use self::places::DemoEndpoints;
+use self::endpoints::DemoEndpoints;
 use super::Exit;
 use crate::bench::canvas::Canvas;
 use crate::bench::demo::{Stack, invitation, show, showcase};
@@ -61,8 +61,8 @@ pub fn main(args: &DemoArgs) -> Exit {
         Exit::Unreachable
     };
     crate::observe::log::init(LogFormat::Text, "warn");
-    let places = match DemoEndpoints::read(args, &Environment) {
-        Ok(places) => places,
+    let endpoints = match DemoEndpoints::read(args, &Environment) {
+        Ok(endpoints) => endpoints,
         Err(error) => {
             let _ = fail(&error);
             return Exit::Usage;
@@ -73,8 +73,8 @@ pub fn main(args: &DemoArgs) -> Exit {
         Err(error) => return fail(&error),
     };
     let exit = runtime.block_on(async {
-        match servers::start(args, &places).await {
-            Ok(servers) => run(args, &places.models, &servers.stack).await,
+        match servers::start(args, &endpoints).await {
+            Ok(servers) => run(args, &endpoints.models, &servers.stack).await,
             Err(error) => fail(&error),
         }
     });
@@ -127,7 +127,7 @@ fn workloads(args: &DemoArgs, models: &Path) -> Result<Vec<Workload>, workload::
         return Workload::read_folder(folder);
     }
     let mut all = showcase()?;
-    all.extend(places::others(models)?);
+    all.extend(endpoints::others(models)?);
     Ok(all)
 }
 
@@ -159,7 +159,7 @@ mod servers {
     use serde_json::Value;
 
     use super::DemoArgs;
-    use super::places::DemoEndpoints;
+    use super::endpoints::DemoEndpoints;
     use crate::app::Running;
     use crate::app::local::{self, LocalError, LocalTarget};
     use crate::bench::demo::{About, Stack};
@@ -184,19 +184,19 @@ holdback: { start: 0, floor: 0 }
         _proxy: Running,
     }
 
-    pub(super) async fn start(args: &DemoArgs, places: &DemoEndpoints) -> Result<Servers, Failed> {
-        let bundled = places.models.join("target");
+    pub(super) async fn start(args: &DemoArgs, endpoints: &DemoEndpoints) -> Result<Servers, Failed> {
+        let bundled = endpoints.models.join("target");
         let folder = args.target.clone().unwrap_or_else(|| bundled.clone());
         let opened = open(&folder, Some("foretell-target".to_owned()), &Options::default(), None)?;
-        let target = LocalTarget::start_at(opened.app, places.direct).await.map_err(taken("direct"))?;
-        let drafter = places.models.join("draft-same");
+        let target = LocalTarget::start_at(opened.app, endpoints.direct).await.map_err(taken("direct"))?;
+        let drafter = endpoints.models.join("draft-same");
         let process = format!(
             "version: 1\nbackends: [{{ name: target, dialect: onnx, replicas: [\"http://{}\"], probe: {{ when: never }} }}]\n\
              drafters: {{ draft-same: {{ path: {:?} }} }}\n",
             target.address,
             drafter.display().to_string(),
         );
-        let addresses = [places.listen, places.admin];
+        let addresses = [endpoints.listen, endpoints.admin];
         let proxy = local::proxy_at(&process, &[POLICY], Drafters::default(), addresses).await;
         let proxy = proxy.map_err(taken("listen and --admin"))?;
         let (plain, shown) = (layout(&bundled)?, layout(&folder)?);

@@ -76,11 +76,12 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
     Exit::Unreachable
 }
 
-/// Number of requests that the proxy is answering; `None` if it does not say.
+/// Number of requests in flight; `None` if the proxy does not report it.
 async fn open_requests(port: &AdminPort) -> Option<u64> {
-    let (status, body) = port.get("/api/status").await.ok()?;
-    let answer: Value = serde_json::from_slice(&body).ok().filter(|_| status == StatusCode::OK)?;
-    answer.get("in_flight")?.as_u64()
+    match port.get("/api/status").await {
+        Ok((StatusCode::OK, body)) => serde_json::from_slice::<Value>(&body).ok()?.get("in_flight")?.as_u64(),
+        _ => None,
+    }
 }
 
 /// True if this is the answer of a proxy: other servers answer 200 to any path.

@@ -1,11 +1,11 @@
 //! `foretell explain`: prints what would happen to a request, and why; or how much of a running
 //! proxy's output may be speculated on.
 //!
-//! It asks the running proxy if there is one, else the server itself, and prints which of them.
-//! This module decides nothing.
+//! It calls the running proxy if there is one, else the server, and prints which of them. This
+//! module decides nothing.
 
-mod ask;
 mod print;
+mod query;
 mod traffic;
 
 use std::io::{self, Read, Write};
@@ -69,11 +69,11 @@ pub struct ExplainArgs {
 struct Given {
     body: Vec<u8>,
     headers: HeaderMap,
-    asked: ExplainQuery,
+    query: ExplainQuery,
 }
 
 /// Explains a request, or the traffic, and prints the result. Returns the exit code: 1 if the proxy
-/// named by `--admin`, or the one whose traffic is asked for, does not answer.
+/// named by `--admin`, or the one of `--traffic`, does not answer.
 ///
 /// # Errors
 /// `out` cannot be written.
@@ -99,8 +99,8 @@ pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -
     };
     let explained = super::runtime()?.block_on(explained(args, &loaded, &given));
     match explained {
-        Ok(told) if args.json => writeln!(out, "{}", serde_json::to_string_pretty(&told)?)?,
-        Ok(told) => print::words(&told, out)?,
+        Ok(explanation) if args.json => writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?,
+        Ok(explanation) => print::words(&explanation, out)?,
         Err(why) => {
             super::complain(&format_args!("foretell explain: {why}"));
             return Ok(Exit::Unreachable.code());
@@ -127,8 +127,8 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
     let others_meant = [backend, tokenizer, dialect, policies].iter().any(|flag| flag.is_some());
     let mut notes = Vec::new();
     if !args.offline && (admin.is_some() || !others_meant) {
-        match ask::proxy(&loaded.process, given).await {
-            Ok(Some(told)) => return Ok(ask::compared(told, &loaded.policies)),
+        match query::proxy(&loaded.process, given).await {
+            Ok(Some(explanation)) => return Ok(query::compared(explanation, &loaded.policies)),
             Ok(None) if admin.is_some() => {
                 return Err(format!("no proxy answers at {}", loaded.process.admin.address));
             }
@@ -138,15 +138,17 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
         }
     }
     let limit = loaded.process.limits.speculate_body;
-    let mut question = Question::new(given.asked.route, given.headers.clone(), &given.body, limit);
-    (question.peer, question.tenant) = (given.asked.peer, given.asked.tenant.clone());
-    let told = app::explain::explain(&loaded.process, &loaded.policies, &question, !args.offline).await;
-    let mut told = told.map_err(|error| error.to_string())?;
-    told.notes.extend(notes);
-    Ok(told)
+    let mut question = Question::new(given.query.route, given.headers.clone(), &given.body, limit);
+    question.peer = given.query.peer;
+    question.tenant.clone_from(&given.query.tenant);
+    let explanation =
+        app::explain::explain(&loaded.process, &loaded.policies, &question, !args.offline).await;
+    let mut explanation = explanation.map_err(|error| error.to_string())?;
+    explanation.notes.extend(notes);
+    Ok(explanation)
 }
 
-/// Note for the case that no proxy answers.
+/// The note that no proxy answers.
 fn nobody(process: &Process) -> String {
     let missing = if process.backends.is_empty() {
         ", and no process file (--config) or --backend names a server"
@@ -168,11 +170,11 @@ impl Given {
                 Some(peer.parse().map_err(|_| format!("--peer: not an address, allowed IP, got {peer:?}"))?)
             }
         };
-        let asked = ExplainQuery { route: route.transpose()?, peer, tenant: args.tenant.clone() };
+        let query = ExplainQuery { route: route.transpose()?, peer, tenant: args.tenant.clone() };
         Ok(Self {
             body: read_body(args.request.as_deref().unwrap_or_default())?,
             headers: access::fields(&args.headers).map_err(|denied| denied.to_string())?,
-            asked,
+            query,
         })
     }
 }

@@ -44,9 +44,9 @@ pub fn man(args: &ManArgs, out: &mut dyn Write) -> Exit {
         let _ = write_page(&shown(), ENVIRONMENT, out);
         return Exit::Done;
     };
-    let mut whole = shown().disable_help_subcommand(true);
-    whole.build();
-    match write_pages(&whole, ENVIRONMENT, dir) {
+    let mut command = shown().disable_help_subcommand(true);
+    command.build();
+    match write_pages(&command, ENVIRONMENT, dir) {
         Ok(()) => Exit::Done,
         Err(error) => {
             super::complain(&format_args!("foretell man: {}: {error}", dir.display()));
@@ -62,8 +62,8 @@ fn write_pages(command: &clap::Command, environment: Terms, dir: &Path) -> io::R
     write_page(command, environment, &mut file)
 }
 
-/// Writes the page of a command. The terms of its help's last sections have headings of their own,
-/// where a reader of manual pages looks for them.
+/// Writes the page of a command. The terms of its help's last sections get the usual headings of
+/// manual pages.
 fn write_page(command: &clap::Command, environment: Terms, out: &mut dyn Write) -> io::Result<()> {
     let page = Man::new(command.clone());
     page.render_title(out)?;
@@ -89,14 +89,13 @@ fn write_page(command: &clap::Command, environment: Terms, out: &mut dyn Write) 
 
 /// The command line without hidden commands.
 fn shown() -> clap::Command {
-    let whole = super::command();
-    let hidden = |command: &clap::Command| command.is_hide_set();
+    let full = super::command();
     let visible: Vec<clap::Command> =
-        whole.get_subcommands().filter(|command| !hidden(command)).cloned().collect();
-    // A command cannot lose one of its subcommands: it is built again with the others.
+        full.get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
+    // clap cannot remove a subcommand: the command is rebuilt with the others.
     let bare = clap::Command::new("foretell").version(super::VERSION);
-    let about = whole.get_about().cloned().unwrap_or_default();
-    let after = whole.get_after_help().cloned().unwrap_or_default();
+    let about = full.get_about().cloned().unwrap_or_default();
+    let after = full.get_after_help().cloned().unwrap_or_default();
     bare.about(about).after_help(after).subcommand_required(true).subcommands(visible)
 }
 

@@ -13,7 +13,7 @@ use super::access::Access;
 use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
-use crate::config::values;
+
 use crate::fleet::Replica;
 use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
@@ -57,15 +57,8 @@ pub struct ProbeArgs {
     #[arg(long)]
     pub score: bool,
     /// Maximum time of the measurement; give a slow or busy server more, such as 60s
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = within)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::positive_duration)]
     pub within: Duration,
-}
-
-fn within(text: &str) -> Result<Duration, String> {
-    match values::duration_or_why(text)? {
-        Duration::ZERO => Err("it must be more than 0".to_owned()),
-        within => Ok(within),
-    }
 }
 
 /// Result of probing a server.
@@ -77,7 +70,7 @@ enum Outcome {
 }
 
 impl Outcome {
-    /// The exit code: the one place that decides what a probe without an error means to a script.
+    /// The exit code of a probe without an error.
     fn exit(&self) -> Exit {
         match self {
             _ if !self.is_eligible() => Exit::FellShort,
@@ -141,9 +134,9 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
             return Exit::Usage;
         }
     };
-    let asks = progress::spinner("asking the server");
+    let spinner = progress::spinner("asking the server");
     let looked = look(args, *dialect, tokenizer.as_deref(), &replica).await;
-    asks.finish_and_clear();
+    spinner.finish_and_clear();
     let outcome = match looked {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
@@ -254,7 +247,8 @@ async fn measure(
 ) -> Result<Outcome, Unknown> {
     let mut engine = recognised.engine;
     let tokenizer = identity::tokenizer(replica, file, &engine).await?;
-    (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
+    engine.special = tokenizer.special();
+    engine.may_end = tokenizer.may_end();
     seen.calls += if file.is_some() { 1 } else { 2 };
     if let Some(file) = file {
         identity::confirm(replica, &mut engine, &tokenizer, &ModelConfig::beside(file)).await?;
@@ -282,7 +276,7 @@ async fn measure(
         seen.calls += shown.calls;
         limits.calls = limits.calls.saturating_sub(shown.calls);
     }
-    // Short calls, and not part of the bound.
+    // Short calls, which do not count against the limit.
     seen.calls += engine.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
     let begun = Instant::now();
     let findings = probe::measure(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
@@ -445,11 +439,11 @@ fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         ("out of it", measured.switch_in),
         ("cancelling", measured.cancel),
     ];
-    let told: Vec<_> = switches
+    let times: Vec<_> = switches
         .iter()
         .filter_map(|(what, seconds)| Some(format!("{what} {}", millis((*seconds)?))))
         .collect();
-    if told.is_empty() { Ok(()) } else { writeln!(out, "switching    {}", told.join(", ")) }
+    if times.is_empty() { Ok(()) } else { writeln!(out, "switching    {}", times.join(", ")) }
 }
 
 fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
@@ -465,8 +459,8 @@ fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
                 (prospect.method, prospect.context) == (method, context)
                     && (prospect.acceptance - acceptance).abs() < 1e-9
             });
-            let told = same.map(|best| format!("{:.2} (gamma {})", best.gain, best.gamma));
-            format!("{:<16}", told.unwrap_or_default())
+            let gain = same.map(|best| format!("{:.2} (gamma {})", best.gain, best.gamma));
+            format!("{:<16}", gain.unwrap_or_default())
         });
         let position = format!("  {:<10}context {context:>5}", method.name());
         writeln!(out, "{position:<32}{}", gains.concat().trim_end())?;

@@ -121,7 +121,7 @@ fn serving(gateway: &Gateway) -> String {
     format!("serving on {}{admin}", addresses.join(", "))
 }
 
-/// Logs the replicas that have not answered yet; what the others are is logged already.
+/// Logs the replicas that have not answered yet; those that have are logged already.
 fn announce_unknown(running: &Running) {
     for replica in running.identities.silent() {
         tracing::info!(

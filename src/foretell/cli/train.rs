@@ -1,12 +1,12 @@
-//! `foretell train`: makes a drafter of what was recorded.
+//! `foretell train`: makes a drafter of recorded requests.
 //!
-//! The trainer is a Python program (`onnx/train/traffic.py`, part of this binary) that runs in an
-//! environment of its own, since there is no trainer in Rust for these models. It gets the tokens
-//! over a pipe and reports in lines of JSON, so that nothing of an encrypted recording reaches the
-//! disk but the drafter's weights.
+//! The trainer is a Python program (`onnx/train/traffic.py`, part of this binary) that runs in a
+//! virtual environment, since there is no trainer in Rust for these models. It gets the tokens over
+//! a pipe and reports in lines of JSON, so that nothing of an encrypted recording reaches the disk
+//! but the drafter's weights.
 
 mod environment;
-mod place;
+mod folders;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -23,18 +23,18 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 
 use super::corpus::{Recording, RecordingError, Trained};
-use super::demo::places::bundled;
+use super::demo::endpoints::bundled;
 use super::{Exit, progress};
 use crate::clock::unix_now;
 use crate::config::flags::Environment;
 use crate::config::trained;
-use crate::config::values;
+
 use crate::learning::recording::Record;
 use environment::EnvironmentError;
+use folders::TrainingFolders;
 use foretell_core::units::TokenId;
 use foretell_engines::text::TextError;
 use foretell_engines::text::tokenizer::Tokenizer;
-use place::Place;
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1_000;
@@ -67,14 +67,14 @@ pub struct TrainArgs {
     #[arg(long, value_name = "D", default_value = "cpu", value_parser = ["cpu", "cuda"])]
     pub device: String,
     /// Time for training, such as 30m
-    #[arg(long, value_name = "T", default_value = "30m", value_parser = budget)]
+    #[arg(long, value_name = "T", default_value = "30m", value_parser = super::positive_duration)]
     pub budget: Duration,
     /// Python with PyTorch, onnx and onnxruntime [default: an environment, made on first use]
     #[arg(long, value_name = "F")]
     pub python: Option<PathBuf>,
 }
 
-/// Why there is no drafter.
+/// Cause for which there is no drafter.
 #[derive(Debug, thiserror::Error)]
 enum TrainError {
     #[error(transparent)]
@@ -94,7 +94,7 @@ enum TrainError {
     #[error("the trainer: {0}")]
     Trainer(io::Error),
     #[error("{0}")]
-    Told(String),
+    Failed(String),
     #[error("{0}: {1}")]
     File(String, io::Error),
 }
@@ -108,7 +108,8 @@ enum TrainerEvent {
         tokens: u64,
         held_out: u64,
         vocabulary: u64,
-        kept: u64,
+        #[serde(rename = "kept")]
+        occurring: u64,
     },
     Resumed {
         share: f64,
@@ -151,8 +152,8 @@ struct Texts {
     tenants: BTreeSet<Option<String>>,
     /// Requests of other vocabularies.
     others: BTreeMap<String, usize>,
-    /// Requests of this vocabulary that were not asked for.
-    left_out: usize,
+    /// Requests of this vocabulary that `--tenant` or `--policy` excludes.
+    excluded: usize,
 }
 
 /// The drafter that training begins with.
@@ -165,10 +166,10 @@ struct Base {
 impl Texts {
     /// The error if there are none.
     fn nothing(&self, args: &TrainArgs, target: &Path, vocabulary: String) -> TrainError {
-        match (self.left_out, self.others.is_empty()) {
+        match (self.excluded, self.others.is_empty()) {
             (0, true) => return TrainError::Empty(args.corpus.clone()),
             (0, false) => {}
-            (left_out, _) => return TrainError::NoneChosen(left_out),
+            (excluded, _) => return TrainError::NoneChosen(excluded),
         }
         let others: Vec<String> =
             self.others.iter().map(|(vocabulary, count)| format!("{count} of {vocabulary}")).collect();
@@ -187,57 +188,50 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Exit {
     }
 }
 
-fn budget(text: &str) -> Result<Duration, String> {
-    match values::duration_or_why(text)? {
-        Duration::ZERO => Err("it must be more than 0".to_owned()),
-        duration => Ok(duration),
-    }
-}
-
 fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {
     let target = folder(&args.target);
     let vocabulary = Tokenizer::from_file(&target.join("tokenizer.json"))?.fingerprint().to_string();
     let failed = |error| TrainError::File(args.out.display().to_string(), error);
-    let place = Place::new(&args.out).map_err(failed)?;
-    let base = base(args, &place)?;
+    let folders = TrainingFolders::new(&args.out).map_err(failed)?;
+    let base = base(args, &folders)?;
     let recording = Recording { dir: args.corpus.clone(), key_file: args.key_file.clone() };
-    // A purge waits until the list names this training of what it removes.
+    // A purge waits until the list names this training.
     let drafters = recording.drafters()?;
-    let texts = read(args, &recording, &vocabulary, place.until)?;
+    let texts = read(args, &recording, &vocabulary, folders.until)?;
     if texts.requests.is_empty() {
         return Err(texts.nothing(args, &target, vocabulary));
     }
     let Texts { requests, mut tenants, .. } = texts;
-    // The weights that it begins with may repeat what those were trained on.
+    // The weights that it begins with may repeat the texts of their training.
     tenants.extend(base.iter().flat_map(|base| base.tenants.iter().cloned()));
     let tenants: Vec<Option<String>> = tenants.into_iter().collect();
     let made = |drafter: &Path, unfinished| {
         let (drafter, at) = (drafter.to_owned(), unix_now().as_secs());
         Trained { drafter, at, tenants: tenants.clone(), unfinished }
     };
-    // However the training ends, a purge knows what its checkpoint holds, which may still be that
-    // of an earlier one.
-    drafters.add(made(&place.work, true))?;
+    // However the training ends, a purge knows the tenants of its checkpoint, which may still be
+    // that of an earlier training.
+    drafters.add(made(&folders.work, true))?;
     drop(drafters);
     let environment = environment::prepare(args.python.as_deref())?;
-    let trainer = Trainer::start(args, &target, &place, base.as_ref(), &environment)?;
+    let trainer = Trainer::start(args, &target, &folders, base.as_ref(), &environment)?;
     let requests = trainer.train(requests, out)?;
-    let done = made(&place.out, false);
+    let done = made(&folders.out, false);
     let at = done.at;
     let drafters = recording.drafters()?;
     drafters.add(done.clone())?;
-    place.put(&trained::Origin { at, vocabulary, tenants: tenants.clone(), requests }).map_err(failed)?;
+    folders.put(&trained::Origin { at, vocabulary, tenants: tenants.clone(), requests }).map_err(failed)?;
     drafters.put(done)?;
-    Ok(drafters.forget(&place.work)?)
+    Ok(drafters.forget(&folders.work)?)
 }
 
 /// The drafter to start from and the tenants of its texts. One that is to be replaced may be
 /// absent: the same command then makes the first.
-fn base(args: &TrainArgs, place: &Place) -> Result<Option<Base>, TrainError> {
+fn base(args: &TrainArgs, folders: &TrainingFolders) -> Result<Option<Base>, TrainError> {
     let Some(base) = &args.base else { return Ok(None) };
     let failed = |error| TrainError::File(base.display().to_string(), error);
     let path: PathBuf = std::path::absolute(base).map_err(failed)?.components().collect();
-    if path == place.out && !path.exists() {
+    if path == folders.out && !path.exists() {
         return Ok(None);
     }
     let origin = trained::read(&path).map_err(failed)?;
@@ -260,16 +254,16 @@ fn read(
 ) -> Result<Texts, RecordingError> {
     let mut texts = Texts::default();
     recording.each(|record| {
-        let Record { at, tenant, policy, prompt, output, vocabulary: own, .. } = record;
+        let Record { at, tenant, policy, prompt, output, vocabulary: recorded, .. } = record;
         let of_tenant = args.tenant.is_empty() || tenant.as_ref().is_some_and(|it| args.tenant.contains(it));
         let of_policy = args.policy.is_empty() || args.policy.contains(&policy);
-        if own != vocabulary {
-            *texts.others.entry(own).or_default() += 1;
+        if recorded != vocabulary {
+            *texts.others.entry(recorded).or_default() += 1;
         } else if of_tenant && of_policy && at < until {
             texts.requests.push((prompt, output, policy));
             texts.tenants.insert(tenant);
         } else {
-            texts.left_out += 1;
+            texts.excluded += 1;
         }
         Ok(())
     })?;
@@ -323,13 +317,13 @@ impl Trainer {
     fn start(
         args: &TrainArgs,
         target: &Path,
-        place: &Place,
+        folders: &TrainingFolders,
         base: Option<&Base>,
         environment: &environment::Prepared,
     ) -> Result<Self, TrainError> {
         let mut command = Command::new(&environment.python);
         command.arg(&environment.script).arg("--tokenizer").arg(target);
-        command.arg("--out").arg(place.drafter()).arg("--work").arg(&place.work);
+        command.arg("--out").arg(folders.drafter()).arg("--work").arg(&folders.work);
         command.arg("--budget").arg(args.budget.as_secs_f64().to_string()).arg("--device").arg(&args.device);
         let start =
             base.map(|base| ("--base", base.path.clone())).or_else(|| Some(("--layers-of", layers()?)));
@@ -363,7 +357,7 @@ impl Trainer {
         let mut result = Ok(None);
         let lines = self.child.stdout.take().map(|stdout| BufReader::new(stdout).split(b'\n'));
         for line in lines.into_iter().flatten().map_while(Result::ok) {
-            // A library may print a line of its own, in any encoding.
+            // A library may print other lines, in any encoding.
             let Ok(event) = serde_json::from_slice(&line) else { continue };
             match self.show(event, out) {
                 Ok(Some(count)) if matches!(result, Ok(None)) => result = Ok(Some(count)),
@@ -374,22 +368,22 @@ impl Trainer {
         self.bar.finish_and_clear();
         let status = self.child.wait().map_err(TrainError::Trainer)?;
         let count = result?;
-        // The trainer's own error says more than a closed pipe.
+        // The trainer's error says more than a closed pipe.
         if !status.success() {
-            return Err(TrainError::Told(format!("the trainer ended with {status}")));
+            return Err(TrainError::Failed(format!("the trainer ended with {status}")));
         }
         writer.join().unwrap_or(Ok(())).map_err(TrainError::Trainer)?;
-        count.ok_or_else(|| TrainError::Told("the trainer has read no requests".to_owned()))
+        count.ok_or_else(|| TrainError::Failed("the trainer has read no requests".to_owned()))
     }
 
-    /// Shows a line of the trainer; the number of requests, if it tells that.
+    /// Shows a line of the trainer; returns the number of requests if the line has it.
     fn show(&self, event: TrainerEvent, out: &mut dyn Write) -> Result<Option<u64>, TrainError> {
-        // The drafter is worth more than the line that nobody reads.
+        // A closed pipe does not stop the training.
         let mut say = |line: String| self.bar.suspend(|| drop(writeln!(out, "{line}")));
         match event {
-            TrainerEvent::Read { requests, tokens, held_out, vocabulary, kept } => {
+            TrainerEvent::Read { requests, tokens, held_out, vocabulary, occurring } => {
                 say(format!(
-                    "{requests} requests, {tokens} tokens; {held_out} held out; {kept} of {vocabulary} tokens occur"
+                    "{requests} requests, {tokens} tokens; {held_out} held out; {occurring} of {vocabulary} tokens occur"
                 ));
                 return Ok(Some(requests));
             }
@@ -418,7 +412,7 @@ impl Trainer {
                     say("no better than the drafter that it began with".to_owned());
                 }
             }
-            TrainerEvent::Error { message } => return Err(TrainError::Told(message)),
+            TrainerEvent::Error { message } => return Err(TrainError::Failed(message)),
         }
         Ok(None)
     }

@@ -243,7 +243,7 @@ impl Proxy {
             (Some(api), Some(Untranslated::Passed { reason, parameter })) => {
                 inbound.record.relayed(api, reason, Some(parameter));
             }
-            (Some(api), _) => inbound.record.asks_by(api),
+            (Some(api), _) => inbound.record.set_api(api),
             (None, _) => {}
         }
         let mut model = None;
@@ -277,7 +277,7 @@ impl Proxy {
     async fn relay(&self, mut inbound: Inbound, body: Payload, replica: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let buffers = if matches!(body, Payload::Stream(_)) { UNREAD } else { 0 };
-        inbound.record.keep(self.shared.memory.take(buffers));
+        inbound.record.reserve(self.shared.memory.take(buffers));
         let Inbound { parts, peer, record } = inbound;
         let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
         let (body, repeatable) = match body {
@@ -468,8 +468,8 @@ impl Proxy {
         head.headers.remove(CONNECTION);
         head.headers.remove(http::header::UPGRADE);
         record.model(request.model.clone());
-        record.whole(whole);
-        record.keep(memory);
+        record.request_read(whole);
+        record.reserve(memory);
         let slot = Slot::new(record, permit);
         let answer = serving.serve(Exchange {
             head,

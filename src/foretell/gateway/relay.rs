@@ -224,7 +224,7 @@ impl Listener for Counting {
     }
 
     fn holds(&mut self, bytes: u64) {
-        self.0.session_holds(bytes);
+        self.0.set_session_bytes(bytes);
     }
 
     fn over(mut self, tokens: OutputTokens, end: Ending) {

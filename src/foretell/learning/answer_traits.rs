@@ -15,23 +15,23 @@ use foretell_core::units::TokenId;
 /// Traits observed in the answers of one epoch, shared by its requests.
 #[derive(Debug, Default)]
 pub struct AnswerTraits {
-    /// Its answers to the question if a grammar binds a request.
+    /// Requests to which the server applies a grammar.
     pub grammars: Grammars,
     fingerprint: Mutex<Option<Value>>,
     parses: AtomicBool,
     misparsed: AtomicBool,
     alike: Mutex<ParsedAlike>,
-    whole_alike: Mutex<ParsedAlike>,
+    buffered_alike: Mutex<ParsedAlike>,
     uncached: AtomicBool,
     nameless: AtomicBool,
     unended: AtomicU32,
-    /// The tokens that have ended its texts, and whether its answers name them as the stop.
+    /// The tokens that have ended its texts; true if its answers name them as the stop.
     ends: Mutex<BTreeMap<TokenId, bool>>,
-    /// How often each mark was text in its chats; `None` once it was not.
+    /// Number of times that each mark was text in its chats; `None` once it was not.
     marks: Mutex<BTreeMap<TokenId, Option<u32>>>,
 }
 
-/// Times that a mark has to be text before it is taken for text.
+/// Number of times that a mark has to be text before it is treated as text.
 const SHOWN: u32 = 3;
 
 /// Numbers of complete answers that were parsed alike here and by the server.
@@ -78,36 +78,36 @@ impl AnswerTraits {
         }
     }
 
-    /// True if its answers name this token as the stop where it ends a text, false if they have
-    /// null there; `None` if none has ended so. vLLM names every end-of-text token but the
-    /// tokenizer's own (0.32, `sampling_params.py`: `update_from_generation_config`).
+    /// True if its answers name this token as the stop if it ends a text, false if they have null
+    /// there; `None` if none has ended so. vLLM names every end-of-text token except that of the
+    /// tokenizer (0.32, `sampling_params.py`: `update_from_generation_config`).
     pub fn names_end(&self, token: TokenId) -> Option<bool> {
         self.ends.lock().get(&token).copied()
     }
 
     /// Notes the choice of an answer, or of one event: the token that ends it, if one does.
     ///
-    /// With `ignore_eos` the tokenizer's own end is named too, if the client lists it as a stop
+    /// With `ignore_eos` the end of the tokenizer is named too, if the client lists it as a stop
     /// token. So an answer that does not name a token outweighs those that do.
     pub fn note_end(&self, choice: &Value) {
         let member = |name: &str| choice.get(name);
         let stops = member("finish_reason").is_some_and(|reason| reason == "stop" || reason == "tool_calls");
         let last = || member("token_ids")?.as_array()?.last()?.as_u64();
-        let end = match member("stop_reason").filter(|_| stops) {
-            Some(Value::Null) => last().map(|token| (token, false)),
-            Some(stop) => stop.as_u64().map(|token| (token, true)),
-            None => None,
+        let end = match member("stop_reason") {
+            Some(Value::Null) if stops => last().map(|token| (token, false)),
+            Some(stop) if stops => stop.as_u64().map(|token| (token, true)),
+            _ => None,
         };
         if let Some((Ok(token), named)) = end.map(|(token, named)| (TokenId::try_from(token), named)) {
             self.ends.lock().entry(token).and_modify(|known| *known &= named).or_insert(named);
         }
     }
 
-    /// Reads complete answers to verify requests, which may be the only ones of an epoch that hold
-    /// the end of a text and the `system_fingerprint`: the first call of a speculated answer is cut
-    /// off before it sends its own.
+    /// Reads complete answers to verify requests, which may be the only ones of an epoch with the
+    /// end of a text and the `system_fingerprint`: the first call of a speculated answer is
+    /// aborted before it sends them.
     pub fn reads(&self, bodies: &[Vec<u8>]) {
-        // Most answers end no text, and are not parsed once more.
+        // Most answers end no text, and are not parsed a second time.
         let ends = |body: &&Vec<u8>| std::str::from_utf8(body).is_ok_and(|body| body.contains("\"stop\""));
         for body in bodies.iter().filter(ends) {
             let answered = serde_json::from_slice::<Answered>(body);
@@ -122,8 +122,8 @@ impl AnswerTraits {
         }
     }
 
-    /// These marks less those that are text like any other token in its chats: they were so several
-    /// times, and never otherwise. A `<think>` is, where a server has no parser for reasoning.
+    /// These marks without those that always were text in its chats, at least [`SHOWN`] times. An
+    /// example is `<think>` of a server without a parser for reasoning.
     pub fn hidden(&self, all: &Arc<[TokenId]>) -> Arc<[TokenId]> {
         let marks = self.marks.lock();
         let shown = |mark: &TokenId| marks.get(mark).copied().flatten().is_some_and(|times| times >= SHOWN);
@@ -137,11 +137,12 @@ impl AnswerTraits {
     pub fn note_mark(&self, mark: TokenId, is_text: bool) {
         let mut marks = self.marks.lock();
         let times = marks.entry(mark).or_insert(Some(0));
-        *times = times.filter(|_| is_text).map(|times| times.saturating_add(1));
+        *times = if is_text { times.map(|times| times.saturating_add(1)) } else { None };
     }
 
-    /// True if the last event of an aborted answer may hold something that is not known otherwise:
-    /// the cached tokens of its prompt, for a client that gets the usage, or the fingerprint.
+    /// True if the last event of an aborted answer may contain something that is not known
+    /// otherwise: the cached tokens of its prompt, for a client that gets the usage, or the
+    /// fingerprint.
     pub fn may_end_with_news(&self, shows_usage: bool) -> bool {
         let cached = shows_usage && !self.uncached.load(Ordering::Relaxed);
         cached || (!self.nameless.load(Ordering::Relaxed) && self.fingerprint.lock().is_none())
@@ -192,13 +193,13 @@ impl AnswerTraits {
 
     /// As [`Self::parsed_alike`], for answers that are not streamed: servers parse them by other
     /// code.
-    pub fn whole_parsed_alike(&self) -> ParsedAlike {
-        *self.whole_alike.lock()
+    pub fn buffered_parsed_alike(&self) -> ParsedAlike {
+        *self.buffered_alike.lock()
     }
 
     /// Notes an answer that is not streamed and was parsed alike.
-    pub fn has_parsed_whole_alike(&self, parts: PartsSeen) {
-        self.whole_alike.lock().add(parts);
+    pub fn has_parsed_buffered_alike(&self, parts: PartsSeen) {
+        self.buffered_alike.lock().add(parts);
     }
 
     /// Notes an answer that was parsed differently here. True if it is the first.

@@ -17,7 +17,7 @@ pub enum KeyError {
     /// The file cannot be read.
     #[error(transparent)]
     File(#[from] io::Error),
-    /// It holds something else.
+    /// Its content is no key.
     #[error("it is no key of 64 hexadecimal digits")]
     Content,
 }
@@ -32,7 +32,7 @@ impl Cipher {
     /// The cipher of a file with a key of 64 hexadecimal digits.
     ///
     /// # Errors
-    /// The file cannot be read, or holds anything else.
+    /// The file cannot be read, or is no key.
     pub fn from_file(path: &Path) -> Result<Self, KeyError> {
         let (bytes, _) = regular::read(path, MAX_FILE)?;
         let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());

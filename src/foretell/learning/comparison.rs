@@ -1,5 +1,4 @@
-//! The control groups of the policies: which requests are held back, and how the two groups
-//! compare.
+//! The control groups of the policies: draws the group of each request and compares the groups.
 
 pub mod shown;
 
@@ -15,29 +14,25 @@ use foretell_core::control::groups::{ControlGate, Groups};
 use foretell_core::units::SplitMix64;
 use foretell_engines::policy::{Holdback, Policy};
 
-/// Maximum number of pairs of policy and backend whose groups are kept; the least recently used one
-/// is evicted.
-const KEPT: usize = 1_024;
+/// Maximum number of pairs of policy and backend with groups; the least recently used one is
+/// evicted.
+const GROUPS: usize = 1_024;
 /// Groups without a request for this long may be dropped.
-const KEPT_FOR: Duration = Duration::from_hours(24);
+const TTL: Duration = Duration::from_hours(24);
 
-/// The groups of each policy at each backend. An edited policy keeps its name, and with it its
-/// groups.
+/// The groups of each policy at each backend, by name: they survive an edit of the policy.
 pub struct Comparisons {
-    groups: Mutex<Kept>,
+    groups: Mutex<AllGroups>,
     clock: Clock,
 }
 
 /// The groups by names of policy and backend, and the random numbers that draw them.
-type Kept = (ExpiringMap<(String, String), Groups>, SplitMix64);
+type AllGroups = (ExpiringMap<(String, String), Groups>, SplitMix64);
 
 /// The groups of a policy at a backend.
 pub struct Compared {
-    /// The name of the policy.
     pub policy: String,
-    /// The name of the backend.
     pub backend: String,
-    /// Both groups.
     pub groups: Groups,
     /// Speculation was measured slower than plain decoding, and is closed for a while.
     pub closed: bool,
@@ -49,7 +44,7 @@ pub struct Drawn {
     policy: Arc<Policy>,
     backend: String,
     /// It is in the control group, and decodes plainly.
-    pub held_back: bool,
+    pub holdback: bool,
     /// Speculation was measured slower than plain decoding, and is closed for a while.
     pub closed: bool,
 }
@@ -57,26 +52,27 @@ pub struct Drawn {
 impl Comparisons {
     /// No groups yet; `rng` draws them.
     pub fn new(rng: SplitMix64) -> Self {
-        Self { groups: Mutex::new((ExpiringMap::new(KEPT, KEPT_FOR), rng)), clock: Clock::start() }
+        Self { groups: Mutex::new((ExpiringMap::new(GROUPS, TTL), rng)), clock: Clock::start() }
     }
 
     /// Draws the group of a request. `timed`: the tokens of a plain call are known when they
-    /// arrive. Otherwise the groups cannot be compared, and only the share `floor` is held back.
+    /// arrive. Otherwise the groups cannot be compared, and only the share `floor` is the control
+    /// group.
     pub fn draw(self: &Arc<Self>, policy: &Arc<Policy>, backend: &str, timed: bool) -> Drawn {
         let Holdback { start, floor } = policy.holdback;
         let start = if timed { start } else { floor };
         let now = self.clock.now();
-        let (held_back, closed) = {
-            let (kept, rng) = &mut *self.groups.lock();
-            let groups = kept.get(&(policy.name.clone(), backend.to_owned()), now);
+        let (holdback, closed) = {
+            let (all, rng) = &mut *self.groups.lock();
+            let groups = all.get(&(policy.name.clone(), backend.to_owned()), now);
             (groups.holds_back(start, floor, rng), groups.is_closed(now))
         };
         let (all, policy, backend) = (Arc::clone(self), Arc::clone(policy), backend.to_owned());
-        Drawn { all, policy, backend, held_back, closed }
+        Drawn { all, policy, backend, holdback, closed }
     }
 
-    /// True if requests of this policy are closed at this backend now, without a change of state:
-    /// what [`Self::draw`] would find.
+    /// True if speculation of this policy is closed at this backend now, as [`Self::draw`] would
+    /// find it, without a change of state.
     pub fn is_closed(&self, policy: &str, backend: &str) -> bool {
         let now = self.clock.now();
         let key = (policy.to_owned(), backend.to_owned());
@@ -98,7 +94,7 @@ impl Comparisons {
 
 impl Drawn {
     /// Notes the projected speedup of the request, and its basis.
-    pub fn would_have(&self, gain: f64, basis: Basis) {
+    pub fn note_projected(&self, gain: f64, basis: Basis) {
         let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
         self.all.groups.lock().0.get(&key, now).note_projected(gain, basis);
@@ -113,6 +109,6 @@ impl Drawn {
         let gate = ControlGate { limit: self.policy.gates.control, reprobe: self.policy.gates.reprobe };
         let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
-        self.all.groups.lock().0.get(&key, now).note(self.held_back, seconds, gate, now);
+        self.all.groups.lock().0.get(&key, now).note(self.holdback, seconds, gate, now);
     }
 }

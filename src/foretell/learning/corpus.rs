@@ -34,12 +34,12 @@ const WAITING: usize = 256;
 /// Maximum number of tokens waiting to be indexed.
 const WAITING_TOKENS: usize = 4 << 20;
 /// Interval between searches for expired texts.
-const SWEPT: Duration = Duration::from_secs(10);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum bytes of a snapshot per byte of the texts in memory, where a token takes at least 4
 /// bytes.
 const WRITTEN_PER_BYTE: u64 = 4;
 /// Interval between snapshots of the texts.
-const WRITTEN: Duration = Duration::from_mins(5);
+const SAVE_INTERVAL: Duration = Duration::from_mins(5);
 
 /// A handle to the corpus; clones share it.
 #[derive(Clone)]
@@ -123,7 +123,7 @@ impl CorpusHandle {
             memory: Corpus::new(limits, crate::random::fresh_seed()),
             shared: Arc::downgrade(&shared),
             process_memory: Arc::clone(process_memory),
-            held: process_memory.take(0),
+            reserved: process_memory.take(0),
             cleared: HashMap::new(),
             snapshot,
         };
@@ -164,7 +164,7 @@ impl CorpusHandle {
     /// # Errors
     /// [`SnapshotError::Stopped`], or [`SnapshotError::File`]: the snapshot may still have them.
     pub fn clear(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
-        self.ask(|reply| Note::Clear(tenant.map(ToOwned::to_owned), reply))
+        self.request(|reply| Note::Clear(tenant.map(ToOwned::to_owned), reply))
     }
 
     /// Holdings of every key.
@@ -181,7 +181,7 @@ impl CorpusHandle {
     /// # Errors
     /// See [`SnapshotError`].
     pub fn save(&self, file: &Path) -> Result<usize, SnapshotError> {
-        self.ask(|reply| Note::Save(file.to_owned(), reply))
+        self.request(|reply| Note::Save(file.to_owned(), reply))
     }
 
     /// Reads a snapshot; returns the number of texts, 0 if there is no file. Blocks.
@@ -189,7 +189,7 @@ impl CorpusHandle {
     /// # Errors
     /// See [`SnapshotError`]; nothing is added then.
     pub fn load(&self, file: &Path) -> Result<usize, SnapshotError> {
-        self.ask(|reply| Note::Load(file.to_owned(), reply))
+        self.request(|reply| Note::Load(file.to_owned(), reply))
     }
 
     /// Reads the snapshot, before the first request, and logs the outcome.
@@ -203,13 +203,21 @@ impl CorpusHandle {
     }
 
     /// Writes the snapshot every 5 minutes, and once more when the process drains.
-    pub async fn keep_saving(self, file: PathBuf, life: Arc<Lifecycle>) {
+    pub async fn save_until_drained(self, file: PathBuf, life: Arc<Lifecycle>) {
         let to = file.clone();
         let save = move || self.save(&to).map(|_| ());
-        snapshot::keep(save, WRITTEN, &file, "texts of requests cannot be written", &life).await;
+        snapshot::save_until_drained(
+            save,
+            SAVE_INTERVAL,
+            &file,
+            "texts of requests cannot be written",
+            &life,
+        )
+        .await;
     }
 
-    fn ask(
+    /// Sends a note and waits for the reply.
+    fn request(
         &self,
         note: impl FnOnce(SyncSender<Result<usize, SnapshotError>>) -> Note,
     ) -> Result<usize, SnapshotError> {
@@ -230,8 +238,8 @@ struct Worker {
     memory: Corpus,
     shared: Weak<Shared>,
     process_memory: Arc<http::memory::Memory>,
-    /// The bytes of the corpus, as reserved in the process's memory budget.
-    held: http::memory::Reservation,
+    /// The bytes of the corpus in the process's memory budget.
+    reserved: http::memory::Reservation,
     /// Number of clears at the last clear of each tenant; `None` is the last clear of all.
     cleared: HashMap<Option<Arc<str>>, u64>,
     snapshot: Option<PathBuf>,
@@ -240,7 +248,7 @@ struct Worker {
 impl Worker {
     fn run(mut self, inbox: &Receiver<Note>) {
         loop {
-            let note = match inbox.recv_timeout(SWEPT) {
+            let note = match inbox.recv_timeout(SWEEP_INTERVAL) {
                 Ok(note) => Some(note),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -305,38 +313,37 @@ impl Worker {
     }
 
     fn texts(&self) -> usize {
-        self.memory.holdings().map(|(_, held)| held.texts).sum()
+        self.memory.holdings().map(|(_, size)| size.texts).sum()
     }
 
-    /// Evicts what is expired or over the limit, and publishes the keys that have changed.
+    /// Evicts texts that are expired or over the limit, and publishes the keys that have changed.
     fn publish(&mut self, changed: &[Key], shared: &Shared, now: Tick) {
         // When the process is short of memory, texts are evicted before requests are refused.
         let short = self.process_memory.level() != http::memory::Level::Enough;
         let most = if short { self.memory.bytes() / 4 * 3 } else { usize::MAX };
         let swept = self.memory.sweep(most, now);
-        let held: HashMap<&Key, Holdings> = self.memory.holdings().collect();
+        let sizes: HashMap<&Key, Holdings> = self.memory.holdings().collect();
         let mut entries = shared.entries.write();
         for key in changed.iter().chain(&swept) {
-            let Some(&holdings) = held.get(key) else {
+            let Some(&holdings) = sizes.get(key) else {
                 entries.remove(key);
                 continue;
             };
             let view = self.memory.view(key);
             if let Some(shown) = entries.get_mut(key) {
-                (shown.view, shown.holdings) = (view, holdings);
+                shown.view = view;
+                shown.holdings = holdings;
             } else {
                 let used = AtomicU64::new(now.0);
                 entries.insert(key.clone(), Shown { view, holdings, used });
             }
         }
         drop(entries);
-        let sum = |of: fn(&Holdings) -> usize| held.values().map(of).sum::<usize>();
+        let sum = |of: fn(&Holdings) -> usize| sizes.values().map(of).sum::<usize>();
         let [texts, tokens, bytes] =
-            [sum(|held| held.texts), sum(|held| held.tokens), sum(|held| held.bytes)];
-        let told = Holdings { texts, tokens, bytes };
-        shared.observer.metrics().corpus.holds(told, self.memory.events());
-        let new = self.process_memory.take(bytes as u64);
-        self.held = new;
+            [sum(|size| size.texts), sum(|size| size.tokens), sum(|size| size.bytes)];
+        shared.observer.metrics().corpus.set(Holdings { texts, tokens, bytes }, self.memory.events());
+        self.reserved = self.process_memory.take(bytes as u64);
     }
 
     fn load(&mut self, file: &Path, shared: &Shared, now: Tick) -> Result<usize, SnapshotError> {

@@ -1,4 +1,4 @@
-//! A server's answers to the question if a grammar binds a request.
+//! Requests to which a server applies a grammar.
 
 use std::time::Duration;
 
@@ -8,32 +8,32 @@ use foretell_core::control::ExpiringMap;
 use foretell_core::units::Tick;
 use foretell_engines::openai::GrammarKey;
 
-/// Maximum number of answers kept; the least recently used one is evicted.
+/// Maximum number of stored answers; the least recently used one is evicted.
 const ANSWERS: usize = 256;
 /// An answer that was not used for this long may be dropped.
-const KEPT: Duration = Duration::from_hours(1);
+const TTL: Duration = Duration::from_hours(1);
 
-/// The answers of one epoch, by what they depend on.
+/// The answers of one epoch, by the key of their requests.
 #[derive(Debug)]
 pub struct Grammars(Mutex<ExpiringMap<GrammarKey, Option<bool>>>);
 
 impl Default for Grammars {
     fn default() -> Self {
-        Self(Mutex::new(ExpiringMap::new(ANSWERS, KEPT)))
+        Self(Mutex::new(ExpiringMap::new(ANSWERS, TTL)))
     }
 }
 
 impl Grammars {
-    /// True if a grammar binds requests of this key; `None` if the server has not said.
-    pub fn bound(&self, key: &GrammarKey, now: Tick) -> Option<bool> {
+    /// True if a grammar applies to requests of this key; `None` if the server has not answered.
+    pub fn applies(&self, key: &GrammarKey, now: Tick) -> Option<bool> {
         let mut answers = self.0.lock();
-        // Looking up a key that is not there must not make room for it.
+        // `get` would insert an absent key, and evict another.
         answers.look(key)?;
         *answers.get(key, now)
     }
 
     /// Notes the server's answer for requests of this key.
-    pub fn note(&self, key: &GrammarKey, bound: bool, now: Tick) {
-        *self.0.lock().get(key, now) = Some(bound);
+    pub fn note(&self, key: &GrammarKey, applies: bool, now: Tick) {
+        *self.0.lock().get(key, now) = Some(applies);
     }
 }

@@ -1,9 +1,8 @@
 //! Recordings: the tokens of requests on disk, from which `foretell train` makes drafters.
 //!
-//! Off unless the process file (`corpus.record`) and the request's policy (`corpus.record: true`)
-//! both ask for it. One thread writes; a request hands its ids over and never waits. If the thread
-//! falls behind or the disk refuses, requests go unrecorded, which is counted, and nothing else
-//! happens.
+//! Off unless the config file (`corpus.record`) and the request's policy (`corpus.record: true`)
+//! both turn it on. One thread writes; a request hands its ids over and never waits. If the thread
+//! falls behind or a write fails, requests are not recorded, which is counted.
 
 pub mod segment;
 
@@ -196,7 +195,7 @@ impl Writer {
         }
     }
 
-    /// Appends a record. A part of it that was written before an error is cut off again.
+    /// Appends a record. A part of it that was written before an error is truncated.
     fn write(&mut self, record: &Record) -> io::Result<()> {
         let frame = segment::frame(&serde_json::to_vec(record)?, self.cipher.as_ref())?;
         let full = (self.max_bytes / SEGMENTS).clamp(SEGMENT_BYTES, segment::MAX_SEGMENT / 2);
@@ -206,7 +205,7 @@ impl Writer {
         };
         let segment = self.segment.insert(segment);
         let written = segment.file.write_all(&frame);
-        // A lock that stays makes a purge wait, and nothing else.
+        // If this fails, only a purge has to wait.
         let _ = segment.file.unlock();
         if written.is_ok() {
             segment.len += frame.len() as u64;
@@ -222,14 +221,14 @@ impl Writer {
         make(&self.dir)?;
         let room = self.max_bytes - self.max_bytes / SEGMENTS;
         // Another process may remove a file at the same time.
-        let mut held: Vec<(u64, PathBuf)> = segment::list(&self.dir)?
+        let mut segments: Vec<(u64, PathBuf)> = segment::list(&self.dir)?
             .into_iter()
             .filter_map(|path| Some((path.metadata().ok()?.len(), path)))
             .collect();
-        let mut sum: u64 = held.iter().map(|(len, _)| len).sum();
-        held.reverse();
+        let mut sum: u64 = segments.iter().map(|(len, _)| len).sum();
+        segments.reverse();
         while sum > room
-            && let Some((len, path)) = held.pop()
+            && let Some((len, path)) = segments.pop()
         {
             fs::remove_file(path).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),
@@ -243,7 +242,7 @@ impl Writer {
         lock(&file)?;
         let head = segment::head(self.cipher.is_some());
         let mut segment = Segment { path, file, len: head.len() as u64 };
-        if !segment.is_in_place() {
+        if !segment.is_at_path() {
             return Err(io::Error::other("a purge removed the new segment"));
         }
         segment.file.write_all(head)?;
@@ -265,18 +264,17 @@ fn lock(file: &File) -> io::Result<()> {
 }
 
 impl Segment {
-    /// Locks it, unless a purge has: what is appended to a segment that it replaces would be lost.
-    /// A filesystem without locks has none that is held.
+    /// Locks it, unless a purge has: records appended to a segment that it replaces would be lost.
+    /// Succeeds on a filesystem without locks.
     fn locks(&self) -> bool {
-        !matches!(self.file.try_lock(), Err(TryLockError::WouldBlock)) && self.is_in_place()
+        !matches!(self.file.try_lock(), Err(TryLockError::WouldBlock)) && self.is_at_path()
     }
 
-    /// True if its name still leads to it.
-    fn is_in_place(&self) -> bool {
-        let same =
-            |named: &fs::Metadata, own: &fs::Metadata| (named.dev(), named.ino()) == (own.dev(), own.ino());
-        let (named, own) = (fs::metadata(&self.path), self.file.metadata());
-        named.is_ok_and(|named| own.is_ok_and(|own| same(&named, &own)))
+    /// True if its path still leads to it.
+    fn is_at_path(&self) -> bool {
+        let inode = |file: fs::Metadata| (file.dev(), file.ino());
+        let found = fs::metadata(&self.path).map(inode);
+        found.is_ok_and(|found| self.file.metadata().is_ok_and(|open| inode(open) == found))
     }
 }
 
@@ -284,15 +282,15 @@ impl Drop for Segment {
     /// Removes a segment without a record.
     fn drop(&mut self) {
         let is_file = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
-        if is_file && self.len <= segment::head(true).len() as u64 && self.is_in_place() {
+        if is_file && self.len <= segment::head(true).len() as u64 && self.is_at_path() {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Texts of a recording to be removed.
+/// Records to be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Purged {
+pub enum PurgeScope {
     Tenant(String),
     /// Those that ended before this moment, Unix seconds.
     Before(u64),
@@ -303,7 +301,7 @@ pub struct Purge {
     /// Number of removed records.
     pub gone: usize,
     /// Number of remaining records.
-    pub left: usize,
+    pub remaining: usize,
     /// Segments that cannot be read or replaced, which stay as they are.
     pub failed: Vec<segment::ReadError>,
 }
@@ -312,14 +310,14 @@ pub struct Purge {
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &Purged) -> io::Result<Purge> {
+pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &PurgeScope) -> io::Result<Purge> {
     let mut purge = Purge::default();
     remove(segment::leftovers(dir)?)?;
     for path in segment::list(dir)? {
         match purge_segment(&path, cipher, which) {
-            Ok((gone, left)) => {
+            Ok((gone, remaining)) => {
                 purge.gone += gone;
-                purge.left += left;
+                purge.remaining += remaining;
             }
             // A sidecar that makes room has removed it.
             Err(_) if !path.exists() => {}
@@ -354,7 +352,7 @@ fn remove(files: Vec<PathBuf>) -> io::Result<()> {
 fn purge_segment(
     path: &Path,
     cipher: Option<&Cipher>,
-    which: &Purged,
+    which: &PurgeScope,
 ) -> Result<(usize, usize), segment::ReadError> {
     let failed = |error| segment::ReadError::file(path, error);
     // To be written to, because NFS gives no exclusive lock otherwise.
@@ -362,21 +360,21 @@ fn purge_segment(
     lock(&locked).map_err(failed)?;
     let segment::Contents { records, cut } = segment::read(path, cipher)?;
     let goes = |record: &Record| match which {
-        Purged::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
-        Purged::Before(at) => record.at < *at,
+        PurgeScope::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
+        PurgeScope::Before(at) => record.at < *at,
     };
-    let kept: Vec<&Record> = records.iter().filter(|record| !goes(record)).collect();
-    if kept.is_empty() {
+    let remaining: Vec<&Record> = records.iter().filter(|record| !goes(record)).collect();
+    if remaining.is_empty() {
         fs::remove_file(path).map_err(failed)?;
-    } else if kept.len() < records.len() || cut.is_some() {
+    } else if remaining.len() < records.len() || cut.is_some() {
         let mut bytes = segment::head(cipher.is_some()).to_vec();
-        for record in &kept {
+        for record in &remaining {
             let payload = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
             bytes.extend(segment::frame(&payload, cipher).map_err(failed)?);
         }
         super::snapshot::replace(path, &bytes).map_err(failed)?;
     }
-    Ok((records.len() - kept.len(), kept.len()))
+    Ok((records.len() - remaining.len(), remaining.len()))
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Measurements that the sidecars of a fleet share: acceptance, classes and lengths by model, costs
 //! by the process of an engine.
 //!
-//! Nothing is keyed by the name of a replica, which is each sidecar's own: a model is known by its
-//! id, weights and vocabulary, a process also by its version and start time. Engines that report no
-//! start time share what depends on the model alone.
+//! Nothing is keyed by the name of a replica, which differs between sidecars: a model is known by
+//! its id, weights and vocabulary, a process also by its version and start time. Engines that
+//! report no start time share only the measurements of the model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::fleet::identity::Epoch;
 use foretell_core::control::{Control, SharedCosts, SharedModel, pairs};
 use foretell_core::units::Tick;
 
-/// A smaller start time is a count of outages ([`Epoch::started`]): this many microseconds after
-/// 1970 is the year 2005.
+/// Minimum start time, microseconds since 1970 (the year 2005). A smaller one is a count of outages
+/// ([`Epoch::started`]).
 const FIRST_START: u64 = 1 << 50;
 
-/// A model, whatever serves it.
+/// A model, independent of the engine that serves it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModelKey {
     model: String,
@@ -87,7 +87,7 @@ impl Statistics {
         self.models.values().all(SharedModel::is_empty) && self.processes.values().all(SharedCosts::is_empty)
     }
 
-    fn add_own(&mut self, epoch: &Epoch, model: &SharedModel, costs: &SharedCosts) {
+    fn add_engine(&mut self, epoch: &Epoch, model: &SharedModel, costs: &SharedCosts) {
         self.models.entry(ModelKey::of(epoch)).or_default().add(model);
         if let Some(process) = ProcessKey::of(epoch) {
             self.processes.entry(process).or_default().add(costs);
@@ -117,8 +117,8 @@ impl Statistics {
     }
 }
 
-/// An engine with its own measurements.
-struct Own {
+/// An engine with the measurements of this sidecar.
+struct LocalEngine {
     epoch: Epoch,
     control: Arc<Control>,
     model: SharedModel,
@@ -126,39 +126,40 @@ struct Own {
 }
 
 impl Learnt {
-    /// Name of the own measurements in a store.
+    /// Name of the local measurements in a store.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Name under which another process has written the measurements that were read from a
-    /// snapshot: they are own ones now. `None` once they are known to be written anew.
+    /// snapshot: they are local ones now. `None` once they are known to be written under
+    /// [`Self::name`].
     pub fn former(&self) -> Option<String> {
         self.former.lock().clone()
     }
 
-    /// Notes that the measurements of the snapshot are written under the own name.
-    pub fn succeed(&self) {
+    /// Notes that the measurements of the snapshot are written under [`Self::name`].
+    pub fn forget_former(&self) {
         *self.former.lock() = None;
     }
 
-    /// The own measurements of all engines, with their weights now.
-    pub fn own(&self) -> Statistics {
+    /// The local measurements of all engines, with their weights now.
+    pub fn local(&self) -> Statistics {
         let mut sum = Statistics::default();
-        for Own { epoch, model, costs, .. } in self.all_own(|_| true) {
-            sum.add_own(&epoch, &model, &costs);
+        for LocalEngine { epoch, model, costs, .. } in self.engines(|_| true) {
+            sum.add_engine(&epoch, &model, &costs);
         }
         sum
     }
 
-    /// Lends measurements of other sidecars to every engine, in place of those that were lent
-    /// before; and to one also those of this sidecar's other engines of the same model.
+    /// Lends measurements of other sidecars to every engine, instead of those that were lent
+    /// before, together with those of this sidecar's other engines of the same model.
     pub fn lend(&self, others: Statistics) {
         let others = Arc::new(others);
         *self.others.lock() = Some(Arc::clone(&others));
-        let own = self.all_own(|_| true);
-        for Own { epoch, control, .. } in &own {
-            lend(&others, &own, epoch, control, self.clock.now());
+        let engines = self.engines(|_| true);
+        for LocalEngine { epoch, control, .. } in &engines {
+            lend(&others, &engines, epoch, control, self.clock.now());
         }
     }
 
@@ -166,25 +167,25 @@ impl Learnt {
     pub(super) fn lend_to(&self, epoch: &Epoch, control: &Control) {
         let Some(others) = self.others.lock().clone() else { return };
         let model = ModelKey::of(epoch);
-        let own = self.all_own(|other| ModelKey::of(other) == model);
-        lend(&others, &own, epoch, control, self.clock.now());
+        let engines = self.engines(|other| ModelKey::of(other) == model);
+        lend(&others, &engines, epoch, control, self.clock.now());
     }
 
-    fn all_own(&self, which: impl Fn(&Epoch) -> bool) -> Vec<Own> {
+    fn engines(&self, which: impl Fn(&Epoch) -> bool) -> Vec<LocalEngine> {
         let now = self.clock.now();
-        let own = |(epoch, control): (Epoch, Arc<Control>)| {
+        let engine = |(epoch, control): (Epoch, Arc<Control>)| {
             let (model, costs) = control.shared(now);
-            Own { epoch, control, model, costs }
+            LocalEngine { epoch, control, model, costs }
         };
-        self.known().into_iter().filter(|(epoch, _)| which(epoch)).map(own).collect()
+        self.controls().into_iter().filter(|(epoch, _)| which(epoch)).map(engine).collect()
     }
 }
 
-fn lend(others: &Statistics, own: &[Own], epoch: &Epoch, control: &Control, now: Tick) {
+fn lend(others: &Statistics, engines: &[LocalEngine], epoch: &Epoch, control: &Control, now: Tick) {
     let model = ModelKey::of(epoch);
     let mut sum = others.of_model(&model);
-    for other in own.iter().filter(|other| other.epoch != *epoch && ModelKey::of(&other.epoch) == model) {
-        sum.add_own(&other.epoch, &other.model, &other.costs);
+    for other in engines.iter().filter(|other| other.epoch != *epoch && ModelKey::of(&other.epoch) == model) {
+        sum.add_engine(&other.epoch, &other.model, &other.costs);
     }
     let (model, costs) = sum.of(epoch);
     control.lend(&model, &costs, now);
@@ -226,50 +227,50 @@ mod tests {
     #[test]
     fn a_sidecar_under_other_names_knows_the_process_again_and_a_new_replica_the_model() {
         let (one, other) = (sidecar(), sidecar());
-        measure(&one.known_as(&epoch("a/0", 7)), 0.02);
-        other.lend(one.own());
-        let same = figures(&other.known_as(&epoch("b/3", 7)));
+        measure(&one.control_of(&epoch("a/0", 7)), 0.02);
+        other.lend(one.local());
+        let same = figures(&other.control_of(&epoch("b/3", 7)));
         assert!(same.0.is_some_and(|token| (token - 0.02).abs() < 1e-6), "{same:?}");
-        let sibling = figures(&other.known_as(&epoch("b/4", 8)));
+        let sibling = figures(&other.control_of(&epoch("b/4", 8)));
         assert_eq!((sibling.0, sibling.1), (None, same.1), "another machine may have another pace");
         let stranger = Epoch { vocabulary: "w".to_owned(), ..epoch("b/3", 7) };
-        assert_eq!(figures(&other.known_as(&stranger)), (None, 256.0));
-        assert_eq!(other.own(), other.own());
-        assert!(other.own().is_empty(), "what was lent is not its own");
+        assert_eq!(figures(&other.control_of(&stranger)), (None, 256.0));
+        assert_eq!(other.local(), other.local());
+        assert!(other.local().is_empty(), "what was lent is not its own");
     }
 
     #[test]
     fn a_new_replica_of_the_same_sidecar_begins_with_the_figures_of_the_others() {
         let learnt = sidecar();
-        measure(&learnt.known_as(&epoch("a/0", 7)), 0.02);
-        let (_, unshared) = figures(&learnt.known_as(&epoch("a/1", 8)));
+        measure(&learnt.control_of(&epoch("a/0", 7)), 0.02);
+        let (_, unshared) = figures(&learnt.control_of(&epoch("a/1", 8)));
         assert!((unshared - 256.0).abs() < 1e-9, "without a store nothing is shared");
         learnt.lend(Statistics::default());
-        assert!(figures(&learnt.known_as(&epoch("a/1", 8))).1 > 1_500.0);
-        assert!(figures(&learnt.known_as(&epoch("a/2", 9))).1 > 1_500.0);
+        assert!(figures(&learnt.control_of(&epoch("a/1", 8))).1 > 1_500.0);
+        assert!(figures(&learnt.control_of(&epoch("a/2", 9))).1 > 1_500.0);
     }
 
     #[test]
     fn an_engine_without_a_start_time_shares_what_depends_on_the_model() {
         let (one, other) = (sidecar(), sidecar());
         let restarts = Epoch { started: 3, ..epoch("a/0", 0) };
-        measure(&one.known_as(&restarts), 0.02);
-        other.lend(one.own());
-        let (token, length) = figures(&other.known_as(&restarts));
+        measure(&one.control_of(&restarts), 0.02);
+        other.lend(one.local());
+        let (token, length) = figures(&other.control_of(&restarts));
         assert!(token.is_none() && length > 1_500.0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
         let (one, other) = (sidecar(), sidecar());
-        measure(&one.known_as(&epoch("a/0", 7)), 0.02);
-        let first = one.own();
+        measure(&one.control_of(&epoch("a/0", 7)), 0.02);
+        let first = one.local();
         for _ in 0..10 {
-            other.lend(one.own());
-            other.known_as(&epoch("a/0", 7));
-            one.lend(other.own());
+            other.lend(one.local());
+            other.control_of(&epoch("a/0", 7));
+            one.lend(other.local());
         }
-        assert_eq!(one.own(), first);
-        assert!(other.own().is_empty());
+        assert_eq!(one.local(), first);
+        assert!(other.local().is_empty());
     }
 }

@@ -1,7 +1,7 @@
-//! Snapshot of costs and acceptance, kept over a restart: a file that is written every minute and
-//! read at the start.
+//! Snapshot of costs and acceptance, which survives a restart: a file that is written every minute
+//! and read at the start.
 //!
-//! It holds times, counts and names of engines and models; never a text. If the file cannot be
+//! It contains times, counts and names of engines and models; never a text. If the file cannot be
 //! read, that is logged and everything is learnt anew: a snapshot is best effort.
 
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use crate::fleet::identity::Epoch;
 use crate::http::drain::Lifecycle;
 use foretell_core::control::Control;
 
-/// The version of the file: statistics are kept by kind of drafter, in their order.
+/// The version of the file: statistics are stored by kind of drafter, in their order.
 const VERSION: u32 = 3;
 /// Interval between writes.
 const EVERY: Duration = Duration::from_mins(1);
@@ -38,11 +38,11 @@ struct Snapshot {
     /// Name of these measurements in the store of a fleet.
     #[serde(default)]
     name: Option<String>,
-    epochs: Vec<Entry>,
+    epochs: Vec<EpochEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct EpochEntry {
     epoch: Epoch,
     learnt: Value,
 }
@@ -57,13 +57,8 @@ pub enum SnapshotError {
     #[error("no snapshot: {0}")]
     Unreadable(#[from] serde_json::Error),
     /// It was written by another version.
-    #[error("a snapshot of version {found}, this is version {own}")]
-    Version {
-        /// That of the file.
-        found: u32,
-        /// That which is read here.
-        own: u32,
-    },
+    #[error("a snapshot of version {found}, this is version {supported}")]
+    Version { found: u32, supported: u32 },
     /// A part of it was lost or changed.
     #[error("it is damaged: its checksum is not that of its content")]
     Damaged,
@@ -74,21 +69,21 @@ pub enum SnapshotError {
 
 impl Learnt {
     /// Writes costs and acceptance of all epochs. The file is complete at every moment. An epoch
-    /// that has an infinite figure is left out, and learnt anew.
+    /// that has an infinite figure is omitted, and learnt anew.
     ///
     /// # Errors
     /// See [`SnapshotError`].
     pub fn save(&self, file: &Path) -> Result<(), SnapshotError> {
         let now = self.clock.now();
         let entry = |(epoch, control): (Epoch, Arc<Control>)| match control.save(now) {
-            Ok(learnt) => Some(Entry { epoch, learnt }),
+            Ok(learnt) => Some(EpochEntry { epoch, learnt }),
             Err(error) => {
                 tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "costs and acceptance of this engine are dropped");
                 control.forget();
                 None
             }
         };
-        let epochs = self.known().into_iter().filter_map(entry).collect();
+        let epochs = self.controls().into_iter().filter_map(entry).collect();
         let name = Some(self.name.clone());
         let snapshot = Snapshot { version: VERSION, saved: unix_now().as_secs(), name, epochs };
         Ok(replace(file, &serde_json::to_vec(&snapshot)?)?)
@@ -107,10 +102,10 @@ impl Learnt {
         };
         let snapshot: Snapshot = serde_json::from_slice(&bytes)?;
         if snapshot.version != VERSION {
-            return Err(SnapshotError::Version { found: snapshot.version, own: VERSION });
+            return Err(SnapshotError::Version { found: snapshot.version, supported: VERSION });
         }
         let rest = Duration::from_secs(unix_now().as_secs().saturating_sub(snapshot.saved));
-        let entry = |Entry { epoch, learnt }| match Control::restored(learnt, rest) {
+        let entry = |EpochEntry { epoch, learnt }| match Control::restored(learnt, rest) {
             Ok(control) => Some((epoch, Arc::new(control))),
             Err(error) => {
                 tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "costs and acceptance of this engine cannot be read");
@@ -138,16 +133,16 @@ impl Learnt {
     }
 
     /// Writes the file every minute, and once more when the process drains.
-    pub async fn keep_saving(self: Arc<Self>, file: PathBuf, life: Arc<Lifecycle>) {
+    pub async fn save_until_drained(self: Arc<Self>, file: PathBuf, life: Arc<Lifecycle>) {
         let to = file.clone();
         let save = move || self.save(&to);
-        keep(save, EVERY, &file, "costs and acceptance cannot be written", &life).await;
+        save_until_drained(save, EVERY, &file, "costs and acceptance cannot be written", &life).await;
     }
 }
 
 /// Saves in intervals of `every`, when the process drains, and once more when its last request has
 /// ended. A lasting error is logged once.
-pub(super) async fn keep(
+pub(super) async fn save_until_drained(
     save: impl Fn() -> Result<(), SnapshotError> + Send + Sync + 'static,
     every: Duration,
     file: &Path,
@@ -166,7 +161,9 @@ pub(super) async fn keep(
         let save = Arc::clone(&save);
         let saved = tokio::task::spawn_blocking(move || save()).await;
         let error = saved.ok().and_then(Result::err);
-        if let Some(error) = error.as_ref().filter(|_| !failed) {
+        if let Some(error) = &error
+            && !failed
+        {
             tracing::warn!(file = %file.display(), %error, "{fault}");
         }
         failed = error.is_some();
@@ -180,11 +177,11 @@ pub(super) async fn keep(
 /// else, such as a FIFO.
 pub(super) fn read(file: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     let (bytes, metadata) = regular::read(file, max_bytes)?;
-    let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
-    if owner == own || owner == 0 {
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner == user || owner == 0 {
         return Ok(bytes);
     }
-    let message = format!("it belongs to user {owner}, and this process runs as user {own}");
+    let message = format!("it belongs to user {owner}, and this process runs as user {user}");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
@@ -198,7 +195,7 @@ pub fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_with(file, |to| to.write_all(bytes))
 }
 
-/// As [`replace`], with the bytes that `write` writes. If that fails nothing of them stays.
+/// As [`replace`], with the bytes that `write` writes. If that fails, the new file is removed.
 ///
 /// # Errors
 /// The file cannot be written, or is not a regular file; or `write` fails.
@@ -219,12 +216,12 @@ pub(super) fn replace_with<E: From<io::Error>>(
     written.inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
-/// Removes a file, and what an interrupted [`replace`] has left of a newer one.
+/// Removes a file, and the unfinished one of an interrupted [`replace`].
 ///
 /// # Errors
 /// One of them is still there.
 pub(super) fn remove(file: &Path) -> io::Result<()> {
-    // Both are tried. A folder of that name is not ours.
+    // Both are tried. A folder of that name stays.
     let remove = |path: &Path| if path.is_dir() { Ok(()) } else { absent(fs::remove_file(path)) };
     remove(file).and(remove(&unfinished(file)))
 }
@@ -236,7 +233,7 @@ fn unfinished(file: &Path) -> PathBuf {
     name.into()
 }
 
-/// The outcome of removing what may be absent.
+/// The outcome of removing a file that may be absent.
 fn absent(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,5 +1,4 @@
-//! Output tokens by the way in which they came about: the coverage of speculation, for
-//! `/api/coverage`.
+//! Output tokens by path and reason: the coverage of speculation, for `/api/coverage`.
 
 pub mod report;
 pub mod streak;
@@ -9,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use parking_lot::Mutex;
 
-pub use report::{Report, Rest, Row};
+pub use report::{CoverageReport, CoverageRow, IneligibleTokens};
 
 use super::Finished;
 use foretell_core::words::{PlainReason, Reason, RelayReason};
@@ -32,7 +31,7 @@ struct Counts {
     /// Requests that may not be speculated on, by reason, and by policy if that switched them off.
     rest: BTreeMap<(Option<Reason>, String), Sum>,
     rows: HashMap<Key, Sum>,
-    /// Requests without a row of their own.
+    /// All other requests.
     other: Sum,
 }
 
@@ -62,7 +61,6 @@ struct Sum {
 pub struct Projected {
     /// The policy, without its revision.
     pub policy: String,
-    /// The backend.
     pub backend: String,
     /// Plain time ÷ projected time.
     pub speedup: f64,
@@ -70,10 +68,10 @@ pub struct Projected {
 
 impl Sum {
     fn add(&mut self, finished: &Finished) {
-        let tokens = u64::from(finished.output_tokens);
+        let tokens = u64::from(finished.usage.output_tokens);
         self.requests += 1;
         self.tokens += tokens;
-        self.estimated += if finished.estimated { tokens } else { 0 };
+        self.estimated += if finished.usage.is_estimate { tokens } else { 0 };
     }
 
     /// The share of these tokens in `all`; `None` if there are none at all.
@@ -83,20 +81,20 @@ impl Sum {
 }
 
 impl Coverage {
-    /// Adds a finished request, if it asks for text.
+    /// Adds a finished request for text; others do not count.
     pub(super) fn finish(&self, finished: &Finished) {
         if let Some(route) = finished.route {
             self.0.lock().add(finished, route);
         }
     }
 
-    /// The report of a process that began at `since`, in Unix seconds.
-    pub fn report(&self, since: f64, projected: &[Projected]) -> Report {
+    /// The report of a process that began at `since`, Unix seconds.
+    pub fn report(&self, since: f64, projected: &[Projected]) -> CoverageReport {
         let counts = self.0.lock();
         let [speculated, ..] = counts.paths;
         let never: u64 = counts.rest.values().map(|sum| sum.tokens).sum();
         let eligible = Sum { tokens: counts.all.tokens - never, ..Sum::default() };
-        let mut report = Report {
+        let mut report = CoverageReport {
             since,
             requests: counts.all.requests,
             tokens: counts.all.tokens,
@@ -139,10 +137,10 @@ impl Counts {
     }
 
     /// Reasons for which tokens may not be speculated on, by number of tokens.
-    fn rest(&self) -> Vec<Rest> {
+    fn rest(&self) -> Vec<IneligibleTokens> {
         let with_tokens = self.rest.iter().filter(|(_, sum)| sum.tokens > 0);
-        let mut rest: Vec<Rest> = with_tokens
-            .map(|((reason, policy), sum)| Rest {
+        let mut rest: Vec<IneligibleTokens> = with_tokens
+            .map(|((reason, policy), sum)| IneligibleTokens {
                 policy: policy.clone(),
                 reason: reason.map_or("", Reason::name).to_owned(),
                 words: reason.map_or("", Reason::words).to_owned(),
@@ -155,8 +153,8 @@ impl Counts {
     }
 
     /// The rows by number of tokens, that of all others last.
-    fn listed(&self) -> Vec<Row> {
-        let mut rows: Vec<Row> = self.rows.iter().map(|(key, sum)| key.row(*sum, self.all)).collect();
+    fn listed(&self) -> Vec<CoverageRow> {
+        let mut rows: Vec<CoverageRow> = self.rows.iter().map(|(key, sum)| key.row(*sum, self.all)).collect();
         rows.sort_by(|a, b| {
             (Reverse((a.tokens, a.requests)), a.names()).cmp(&(Reverse((b.tokens, b.requests)), b.names()))
         });
@@ -179,27 +177,27 @@ impl Counts {
 
     /// Tokens of a policy at a backend that may be speculated on.
     fn eligible(&self, at: &Projected) -> u64 {
-        let own = self
+        let matching = self
             .rows
             .iter()
             .filter(|(key, _)| key.eligible && key.policy == at.policy && key.backend == at.backend);
-        own.map(|(_, sum)| sum.tokens).sum()
+        matching.map(|(_, sum)| sum.tokens).sum()
     }
 }
 
 /// True if requests like this one may be speculated on, now or at another moment.
 fn is_eligible(finished: &Finished) -> bool {
     match (finished.path, finished.reason) {
-        (Path::Plain, Some(Reason::Plain(reason))) => !holds_for_good(reason),
+        (Path::Plain, Some(Reason::Plain(reason))) => !is_permanent(reason),
         (Path::Speculated | Path::Plain, _) => true,
         (Path::Relayed, _) => false,
     }
 }
 
 /// True if a request that is decoded plainly for this reason always will be: it follows from the
-/// request, its policy or its server, and from no measurement. `observe` and `shadow` do not count:
-/// how much could be speculated on is what they are to find out.
-fn holds_for_good(reason: PlainReason) -> bool {
+/// request, its policy or its server, and from no measurement. `observe` and `shadow` are not
+/// permanent: they measure how much could be speculated on.
+fn is_permanent(reason: PlainReason) -> bool {
     match reason {
         PlainReason::BackendSpeculates
         | PlainReason::Client
@@ -239,7 +237,7 @@ impl Key {
     fn of(finished: &Finished, route: Api) -> Self {
         Self {
             policy: finished.policy_name().to_owned(),
-            backend: finished.backend.clone(),
+            backend: finished.upstream.backend.clone(),
             route,
             path: finished.path,
             reason: finished.reason.map(Reason::name),
@@ -247,7 +245,7 @@ impl Key {
         }
     }
 
-    fn row(&self, sum: Sum, all: Sum) -> Row {
+    fn row(&self, sum: Sum, all: Sum) -> CoverageRow {
         let Self { policy, backend, route, path, reason, .. } = self;
         let names = [policy, backend, route.name(), path.name(), reason.unwrap_or_default()];
         sum.row(names, all)
@@ -255,8 +253,8 @@ impl Key {
 }
 
 impl Sum {
-    fn row(self, [policy, backend, route, path, reason]: [&str; 5], all: Self) -> Row {
-        Row {
+    fn row(self, [policy, backend, route, path, reason]: [&str; 5], all: Self) -> CoverageRow {
+        CoverageRow {
             policy: policy.to_owned(),
             backend: backend.to_owned(),
             route: route.to_owned(),
@@ -272,6 +270,7 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::TokenUsage;
     use foretell_engines::openai::Route;
 
     fn finished(path: Path, reason: Option<Reason>, tokens: u32) -> Finished {
@@ -280,7 +279,7 @@ mod tests {
             route: Some(Route::Chat.into()),
             reason,
             policy,
-            output_tokens: tokens,
+            usage: TokenUsage { output_tokens: tokens, ..TokenUsage::default() },
             ..Finished::new(path, "b")
         }
     }
@@ -296,8 +295,9 @@ mod tests {
         coverage.finish(&finished(Path::Plain, Some(PlainReason::Holdback.into()), 22));
         coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 10));
         coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 7));
-        let tools = finished(Path::Relayed, Some(RelayReason::Tools.into()), 21);
-        coverage.finish(&Finished { estimated: true, ..tools });
+        let mut tools = finished(Path::Relayed, Some(RelayReason::Tools.into()), 21);
+        tools.usage.is_estimate = true;
+        coverage.finish(&tools);
         coverage.finish(&Finished::new(Path::Relayed, "b"));
         let report = coverage.report(7.0, &[projected("p", 1.5)]);
         assert_eq!((report.requests, report.tokens, report.estimated_tokens), (5, 100, 21));

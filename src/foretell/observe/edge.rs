@@ -46,11 +46,10 @@ impl Families {
     }
 
     fn show(&self, memory: &Memory, connections: &Connections) {
-        let level = |gauge: &IntGauge, value: u64| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-        level(&self.memory, memory.used());
-        level(&self.memory_limit, memory.limit());
-        level(&self.connections, connections.open() as u64);
-        level(&self.connections_limit, connections.limit() as u64);
+        make::set(&self.memory, memory.used());
+        make::set(&self.memory_limit, memory.limit());
+        make::set(&self.connections, connections.open() as u64);
+        make::set(&self.connections_limit, connections.limit() as u64);
         self.evicted.inc_by(connections.evicted());
         self.failed.inc_by(connections.failed());
         for (refusal, count) in connections.refused() {

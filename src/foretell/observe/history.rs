@@ -13,11 +13,11 @@ use crate::clock::unix_time;
 
 /// Interval between samples.
 pub const EVERY: Duration = Duration::from_secs(5);
-/// Samples that are kept: a quarter of an hour.
-const KEPT: usize = 180;
-/// Samples from one kept state of the sums to the next: a minute.
+/// Maximum number of samples: a quarter of an hour.
+const SAMPLES: usize = 180;
+/// Samples from one stored state of the sums to the next: a minute.
 const STEP: u64 = 12;
-/// States of the sums that are kept: a quarter of an hour.
+/// Maximum number of stored states of the sums: a quarter of an hour.
 const STATES: usize = 15;
 
 /// Values read at the moment of a sample.
@@ -54,11 +54,11 @@ pub struct Sample {
 /// The samples of the last quarter of an hour.
 #[derive(Debug, Default)]
 pub struct History {
-    kept: Mutex<Kept>,
+    data: Mutex<HistoryData>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct HistoryData {
     samples: VecDeque<Sample>,
     /// Samples so far.
     number: u64,
@@ -71,14 +71,14 @@ struct Kept {
 impl History {
     /// Takes a sample: of the `sums` of a process that has run for `ran`.
     pub fn take(&self, sums: Sums, reading: Reading, at: SystemTime, ran: Duration) {
-        let mut kept = self.kept.lock();
-        let since = sums.since(&kept.last.0);
+        let mut data = self.data.lock();
+        let since = sums.since(&data.last.0);
         let (rounds, drafted, accepted) = since.rounds();
-        kept.number += 1;
+        data.number += 1;
         let sample = Sample {
-            number: kept.number,
+            number: data.number,
             at: unix_time(at).as_secs_f64(),
-            seconds: ran.saturating_sub(kept.last.1).as_secs_f64(),
+            seconds: ran.saturating_sub(data.last.1).as_secs_f64(),
             completions: since.completions,
             tokens: since.tokens,
             rounds,
@@ -88,31 +88,31 @@ impl History {
             load: reading.load,
             tolerance: reading.tolerance,
         };
-        if kept.samples.len() >= KEPT {
-            kept.samples.pop_front();
+        if data.samples.len() >= SAMPLES {
+            data.samples.pop_front();
         }
-        kept.samples.push_back(sample);
-        if kept.number.is_multiple_of(STEP) {
-            if kept.states.len() >= STATES {
-                kept.states.pop_front();
+        data.samples.push_back(sample);
+        if data.number.is_multiple_of(STEP) {
+            if data.states.len() >= STATES {
+                data.states.pop_front();
             }
-            kept.states.push_back((sums.clone(), ran));
+            data.states.push_back((sums.clone(), ran));
         }
-        kept.last = (sums, ran);
+        data.last = (sums, ran);
     }
 
     /// The samples after the one of that number, oldest first.
     pub fn after(&self, number: u64) -> Vec<Sample> {
-        self.kept.lock().samples.iter().filter(|sample| sample.number > number).copied().collect()
+        self.data.lock().samples.iter().filter(|sample| sample.number > number).copied().collect()
     }
 
     /// Sums over the requests of the last quarter of an hour, and the length of that time, which is
     /// shorter after a start.
     pub fn lately(&self, now: &Sums, ran: Duration) -> (Sums, Duration) {
-        let kept = self.kept.lock();
-        match kept.states.front().filter(|_| kept.states.len() >= STATES) {
-            Some((sums, then)) => (now.since(sums), ran.saturating_sub(*then)),
-            None => (now.clone(), ran),
+        let data = self.data.lock();
+        match data.states.front() {
+            Some((sums, then)) if data.states.len() >= STATES => (now.since(sums), ran.saturating_sub(*then)),
+            _ => (now.clone(), ran),
         }
     }
 }
@@ -122,13 +122,14 @@ mod tests {
     use std::time::UNIX_EPOCH;
 
     use super::*;
-    use crate::observe::Finished;
     use crate::observe::totals::Totals;
+    use crate::observe::{Finished, TokenUsage};
     use foretell_engines::openai::{Path, Route};
 
     fn plain(tokens: u32) -> Finished {
         let route = Some(Route::Chat.into());
-        Finished { route, output_tokens: tokens, status: 200, ..Finished::new(Path::Plain, "b") }
+        let usage = TokenUsage { output_tokens: tokens, ..TokenUsage::default() };
+        Finished { route, usage, status: 200, ..Finished::new(Path::Plain, "b") }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The log: one stream of lines to standard error, never text of a prompt or an answer.
 //!
-//! No request ever waits for the log or fails because of it: lines are handed to a thread of their
-//! own (`writer`), and lines that it cannot write are counted. A request's span carries its id, so
-//! every line written while it is served has it.
+//! No request ever waits for the log or fails because of it: a thread writes the lines (`writer`),
+//! and lines that it cannot write are counted. A request's span carries its id, so every line
+//! written while it is served has it.
 
 mod json;
 mod writer;
@@ -57,8 +57,8 @@ fn colours() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Logs a panic. Its message is shown only if it is a constant: a formatted one may quote what a
-/// client has sent.
+/// Logs a panic. Its message is shown only if it is a constant: a formatted one may quote a
+/// client's text.
 fn panicked(payload: &dyn Any, at: Option<&std::panic::Location<'_>>) {
     let message = payload.downcast_ref::<&'static str>().copied();
     let at = at.map(ToString::to_string);
@@ -82,21 +82,22 @@ pub fn millis(time: Duration) -> f64 {
 
 /// Milliseconds of all rounds together; `None` without a round.
 fn spent(finished: &Finished, of: impl Fn(&Round) -> Duration) -> Option<f64> {
-    (!finished.rounds.is_empty()).then(|| millis(finished.rounds.iter().map(of).sum()))
+    (!finished.speculation.rounds.is_empty())
+        .then(|| millis(finished.speculation.rounds.iter().map(of).sum()))
 }
 
 /// Logs a finished request: at `warn` if its answer broke off after a part of it was sent; else
-/// those that ask for text at `info`, others at `debug`. To be called in the request's span, which
-/// has its id.
+/// requests for text at `info`, others at `debug`. To be called in the request's span, which has
+/// its id.
 pub(super) fn finished(finished: &Finished) {
     // Only a lossy rule causes drift.
-    let drifted = Some(finished.drift).filter(|drift| *drift != Ledger::default());
+    let drifted = Some(finished.speculation.drift).filter(|drift| *drift != Ledger::default());
     macro_rules! line {
         ($level:ident, $message:literal) => {
             tracing::$level!(
-                backend = finished.backend,
-                replica = Some(finished.replica.as_str()).filter(|replica| !replica.is_empty()),
-                backend_request_id = finished.backend_id,
+                backend = finished.upstream.backend,
+                replica = Some(finished.upstream.replica.as_str()).filter(|replica| !replica.is_empty()),
+                backend_request_id = finished.upstream.request_id,
                 model = finished.model,
                 route = finished.route.map(Api::name),
                 path = finished.path.name(),
@@ -104,18 +105,18 @@ pub(super) fn finished(finished: &Finished) {
                 parameter = finished.parameter,
                 policy = finished.policy,
                 status = finished.status,
-                rounds = finished.rounds.len(),
+                rounds = finished.speculation.rounds.len(),
                 drafted = finished.drafted(),
                 accepted = finished.accepted(),
                 mean_acceptance_length = finished.mean_acceptance_length(),
                 drift = drifted.map(|drift| drift.charged),
                 substitutions = drifted.map(|drift| drift.substitutions),
-                prompt_tokens = Some(finished.prompt_tokens).filter(|tokens| *tokens > 0),
-                output_tokens = finished.output_tokens,
-                first_byte_ms = finished.first_byte.map(millis),
+                prompt_tokens = Some(finished.usage.prompt_tokens).filter(|tokens| *tokens > 0),
+                output_tokens = finished.usage.output_tokens,
+                first_byte_ms = finished.timing.first_byte.map(millis),
                 draft_ms = spent(finished, |round| round.draft),
                 verify_ms = spent(finished, |round| round.verify),
-                duration_ms = millis(finished.duration),
+                duration_ms = millis(finished.timing.duration),
                 trace_id = finished.trace.as_ref().map(Trace::id),
                 client_gone = finished.client_gone,
                 error = finished.error,

@@ -34,12 +34,17 @@ pub fn sums(Counter(metric): Counter) -> Made<CounterVec> {
     CounterVec::new(options(&metric), metric.labels)
 }
 
-/// A whole number without labels.
+/// Sets a gauge to a count.
+pub fn set(gauge: &IntGauge, count: u64) {
+    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+}
+
+/// An integer without labels.
 pub fn int_gauge(Gauge(metric): Gauge) -> Made<IntGauge> {
     IntGauge::with_opts(options(&metric))
 }
 
-/// Whole numbers with labels.
+/// Integers with labels.
 pub fn int_gauges(Gauge(metric): Gauge) -> Made<IntGaugeVec> {
     IntGaugeVec::new(options(&metric), metric.labels)
 }

@@ -1,6 +1,6 @@
 //! The metrics registry. [`foretell_core::words::metric`] lists the metrics; here they are counted.
-//! Label values come from fixed lists or from the operator's own names; the number of model labels
-//! is limited.
+//! Label values come from fixed lists or from the configuration; the number of model labels is
+//! limited.
 
 mod config;
 mod corpus;
@@ -33,18 +33,18 @@ use foretell_core::words::metric;
 pub use foretell_core::words::metric::Stage;
 use foretell_engines::openai::Path;
 
-/// Keeps a gauge one higher until it is dropped.
+/// Counts a request or a stream as in flight until it is dropped.
 #[derive(Debug)]
-pub struct Held(IntGauge);
+pub struct InFlight(IntGauge);
 
-impl Held {
+impl InFlight {
     fn new(gauge: &IntGauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -78,9 +78,9 @@ impl Metrics {
             rounds: RoundMetrics::new(&new)?,
             drift: DriftMetrics::new(&new)?,
             drafts: DraftCounts::new(&new)?,
-            overhead: new.kept(make::histograms(metric::OVERHEAD))?,
-            mismatches: new.kept(make::counters(metric::MISMATCHES))?,
-            nothing_eligible: new.kept(make::int_gauge(metric::NOTHING_ELIGIBLE))?,
+            overhead: new.register(make::histograms(metric::OVERHEAD))?,
+            mismatches: new.register(make::counters(metric::MISMATCHES))?,
+            nothing_eligible: new.register(make::int_gauge(metric::NOTHING_ELIGIBLE))?,
             config: ConfigMetrics::new(&new)?,
             corpus: CorpusMetrics::new(&new)?,
             registry: new.registry,
@@ -123,7 +123,7 @@ impl Metrics {
         self.mismatches.with_label_values(&[doubted.name()]).inc();
     }
 
-    /// No output of a minute of traffic was eligible; or some is again.
+    /// `nothing`: no output of a minute of traffic was eligible.
     pub(super) fn nothing_eligible(&self, nothing: bool) {
         self.nothing_eligible.set(i64::from(nothing));
     }
@@ -145,14 +145,14 @@ impl Metrics {
         self.registry.register(Box::new(collector))
     }
 
-    /// Names models of the configuration; each always has a `model` label value of its own.
+    /// Names models of the configuration; each always is a value of the label `model`.
     pub fn configured_models<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         self.requests.configured(names);
     }
 
     /// Counts a request as in flight until the result is dropped.
-    pub fn hold_request(&self) -> Held {
-        self.requests.hold()
+    pub fn begin_request(&self) -> InFlight {
+        self.requests.begin_request()
     }
 
     /// Requests in flight now.
@@ -161,18 +161,18 @@ impl Metrics {
     }
 
     /// Counts an event stream as in flight until the result is dropped.
-    pub fn hold_stream(&self) -> Held {
-        self.requests.hold_stream()
+    pub fn begin_stream(&self) -> InFlight {
+        self.requests.begin_stream()
     }
 
-    /// A piece of output followed the one before it after `gap`, on this path.
+    /// Records the time between two pieces of output on this path.
     pub fn gap(&self, path: Path, gap: Duration) {
         self.requests.gap(path, gap);
     }
 
     /// Counts a request to a drafter model.
-    pub fn draft_asked(&self, kind: DraftKind) {
-        self.drafts.asked(kind);
+    pub fn draft_requested(&self, kind: DraftKind) {
+        self.drafts.requested(kind);
     }
 
     /// Counts a request to a drafter model whose answer was lost.
@@ -180,13 +180,13 @@ impl Metrics {
         self.drafts.lost(kind, cause);
     }
 
-    /// Records the duration of a stage of Foretell's own work.
+    /// Records the duration of a stage of Foretell's work.
     pub fn overhead(&self, stage: Stage, took: Duration) {
         self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
     }
 
-    /// Records the result of a reload: `taken` if it succeeded; `synchronized` if all that the
-    /// files say is in force; `version` is the configuration now in force.
+    /// Records the result of a reload. `taken`: it succeeded; `synchronized`: the files are in
+    /// force; `version`: the configuration now in force.
     pub fn configured(&self, version: &str, taken: bool, synchronized: bool) {
         self.config.loaded(version, taken, synchronized);
     }
@@ -205,7 +205,7 @@ struct Maker {
 
 impl Maker {
     /// Adds a metric to the registry.
-    fn kept<C: Collector + Clone + 'static>(
+    fn register<C: Collector + Clone + 'static>(
         &self,
         metric: Result<C, prometheus::Error>,
     ) -> Result<C, prometheus::Error> {
@@ -229,7 +229,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::observe::{Calls, Round};
+    use crate::observe::{Calls, Round, Speculation, Timing, TokenUsage};
     use foretell_core::session::Balance;
     use foretell_core::words::VerifyMethod;
     use foretell_engines::openai::Path;
@@ -256,18 +256,23 @@ mod tests {
             route: Some(foretell_engines::openai::Route::Chat.into()),
             policy: Some("ide@12345678".to_owned()),
             status: 200,
-            rounds: vec![round(4, 2), round(3, 0)],
-            calls: {
-                let mut calls = Calls { reported: 9, ..Calls::default() };
-                (0..2).for_each(|_| calls.sent(VerifyMethod::Score));
-                calls
+            speculation: Speculation {
+                rounds: vec![round(4, 2), round(3, 0)],
+                calls: {
+                    let mut calls = Calls { reported: 9, ..Calls::default() };
+                    (0..2).for_each(|_| calls.sent(VerifyMethod::Score));
+                    calls
+                },
+                balance: Balance { saved: 1.5, wasted: 0.0 },
+                ..Speculation::default()
             },
-            balance: Balance { saved: 1.5, wasted: 0.0 },
-            prompt_tokens: 700,
-            output_tokens: 5,
-            first_byte: Some(Duration::from_millis(2)),
-            first_token: Some(Duration::from_millis(2)),
-            duration: Duration::from_millis(10),
+            usage: TokenUsage { prompt_tokens: 700, output_tokens: 5, is_estimate: false },
+            timing: Timing {
+                added: None,
+                first_byte: Some(Duration::from_millis(2)),
+                first_token: Some(Duration::from_millis(2)),
+                duration: Duration::from_millis(10),
+            },
             ..Finished::new(Path::Speculated, "b")
         });
         let text = metrics.text();
@@ -313,8 +318,8 @@ mod tests {
             verify: Duration::ZERO,
         };
         metrics.finish(&Finished {
-            rounds: vec![round],
-            held_back: true,
+            speculation: Speculation { rounds: vec![round], ..Speculation::default() },
+            holdback: true,
             ..Finished::new(Path::Speculated, "b")
         });
         for family in metrics.registry.gather() {
@@ -380,9 +385,9 @@ mod tests {
     #[test]
     fn a_held_gauge_falls_on_drop() {
         let metrics = Metrics::new().unwrap();
-        let held = metrics.hold_request();
+        let request = metrics.begin_request();
         assert_eq!(value(&metrics.text(), "foretell_requests_in_flight"), Some(1.0));
-        drop(held);
+        drop(request);
         assert_eq!(value(&metrics.text(), "foretell_requests_in_flight"), Some(0.0));
     }
 }

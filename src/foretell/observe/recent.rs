@@ -12,8 +12,9 @@ use super::Finished;
 use super::log::millis;
 use foretell_core::words::Reason;
 
-const KEPT: usize = 50;
-/// Maximum number of rounds kept of one completion: its last ones.
+/// Maximum number of stored completions.
+const COMPLETIONS: usize = 50;
+/// Maximum number of stored rounds of one completion: its last ones.
 const ROUNDS: usize = 256;
 /// Time format with microseconds, as in log lines.
 const TIME: EncodedConfig = Config::DEFAULT
@@ -29,30 +30,30 @@ pub struct Recent {
 /// The completions, and their number so far.
 #[derive(Debug, Default)]
 struct Ring {
-    kept: VecDeque<Kept>,
+    completions: VecDeque<Completion>,
     count: u64,
 }
 
 /// A completion, with its last rounds only.
 #[derive(Debug)]
-struct Kept {
+struct Completion {
     /// Counts completions from 1.
     number: u64,
-    /// All of its rounds, and the tokens drafted and accepted in them.
+    /// Number of all of its rounds, and of the tokens drafted and accepted in them.
     all: (usize, u32, u32),
     finished: Finished,
 }
 
 impl Recent {
     pub(super) fn push(&self, mut finished: Finished) {
-        let all = (finished.rounds.len(), finished.drafted(), finished.accepted());
-        finished.rounds.drain(..finished.rounds.len().saturating_sub(ROUNDS));
-        finished.rounds.shrink_to_fit();
+        let all = (finished.speculation.rounds.len(), finished.drafted(), finished.accepted());
+        finished.speculation.rounds.drain(..finished.speculation.rounds.len().saturating_sub(ROUNDS));
+        finished.speculation.rounds.shrink_to_fit();
         let mut ring = self.ring.lock();
         ring.count += 1;
         let number = ring.count;
-        ring.kept.truncate(KEPT - 1);
-        ring.kept.push_front(Kept { number, all, finished });
+        ring.completions.truncate(COMPLETIONS - 1);
+        ring.completions.push_front(Completion { number, all, finished });
     }
 
     /// Number of completions so far, which is the number of the newest one.
@@ -62,18 +63,18 @@ impl Recent {
 
     /// The list in `/api/sessions`, newest first.
     pub fn to_json(&self) -> Value {
-        self.ring.lock().kept.iter().map(whole).collect()
+        self.ring.lock().completions.iter().map(Completion::to_json).collect()
     }
 
     /// The same without the single rounds.
     pub fn brief(&self) -> Value {
-        self.ring.lock().kept.iter().map(session).collect()
+        self.ring.lock().completions.iter().map(Completion::brief).collect()
     }
 
-    /// One completion with its rounds, by its number; `None` if it is not kept.
+    /// One completion with its rounds, by its number; `None` if it is not stored.
     pub fn one(&self, wanted: u64) -> Option<Value> {
         let ring = self.ring.lock();
-        ring.kept.iter().find(|kept| kept.number == wanted).map(whole)
+        ring.completions.iter().find(|one| one.number == wanted).map(Completion::to_json)
     }
 }
 
@@ -82,49 +83,51 @@ fn time(finished: &Finished) -> String {
     OffsetDateTime::from(finished.time).format(&Iso8601::<TIME>).unwrap_or_default()
 }
 
-fn whole(kept: &Kept) -> Value {
-    let rounds = kept.finished.rounds.iter().map(|round| {
-        json!({
-            "drafted": round.drafted,
-            "accepted": round.accepted,
-            "drafter": round.drafter,
-            "draft_ms": millis(round.draft),
-            "verify_ms": millis(round.verify),
-        })
-    });
-    let rounds: Vec<Value> = rounds.collect();
-    let mut told = session(kept);
-    if let Some(told) = told.as_object_mut() {
-        told.insert("rounds".to_owned(), rounds.into());
+impl Completion {
+    fn to_json(&self) -> Value {
+        let rounds = self.finished.speculation.rounds.iter().map(|round| {
+            json!({
+                "drafted": round.drafted,
+                "accepted": round.accepted,
+                "drafter": round.drafter,
+                "draft_ms": millis(round.draft),
+                "verify_ms": millis(round.verify),
+            })
+        });
+        let rounds: Vec<Value> = rounds.collect();
+        let mut completion = self.brief();
+        if let Some(members) = completion.as_object_mut() {
+            members.insert("rounds".to_owned(), rounds.into());
+        }
+        completion
     }
-    told
-}
 
-/// A completion without its rounds.
-fn session(kept: &Kept) -> Value {
-    let Kept { number, all: (rounds, drafted, accepted), finished } = kept;
-    json!({
-        "number": number,
-        "id": finished.id,
-        "time": time(finished),
-        "path": finished.path.name(),
-        "reason": finished.reason.map(Reason::name),
-        "parameter": finished.parameter,
-        "policy": finished.policy,
-        "model": finished.model,
-        "backend": finished.backend,
-        "route": finished.route.map(foretell_engines::openai::Api::name),
-        "status": finished.status,
-        "output_tokens": finished.output_tokens,
-        "output_tokens_estimated": finished.estimated,
-        "rounds_played": rounds,
-        "drafted": drafted,
-        "accepted": accepted,
-        "first_byte_ms": finished.first_byte.map(millis),
-        "duration_ms": millis(finished.duration),
-        "client_gone": finished.client_gone,
-        "error": finished.error,
-    })
+    /// The completion without its rounds.
+    fn brief(&self) -> Value {
+        let Self { number, all: (rounds, drafted, accepted), finished } = self;
+        json!({
+            "number": number,
+            "id": finished.id,
+            "time": time(finished),
+            "path": finished.path.name(),
+            "reason": finished.reason.map(Reason::name),
+            "parameter": finished.parameter,
+            "policy": finished.policy,
+            "model": finished.model,
+            "backend": finished.upstream.backend,
+            "route": finished.route.map(foretell_engines::openai::Api::name),
+            "status": finished.status,
+            "output_tokens": finished.usage.output_tokens,
+            "output_tokens_estimated": finished.usage.is_estimate,
+            "rounds_played": rounds,
+            "drafted": drafted,
+            "accepted": accepted,
+            "first_byte_ms": finished.timing.first_byte.map(millis),
+            "duration_ms": millis(finished.timing.duration),
+            "client_gone": finished.client_gone,
+            "error": finished.error,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -160,7 +163,9 @@ mod tests {
             draft,
             verify,
         };
-        recent.push(Finished { rounds: vec![round; 300], ..Finished::new(Path::Speculated, "b") });
+        let mut finished = Finished::new(Path::Speculated, "b");
+        finished.speculation.rounds = vec![round; 300];
+        recent.push(finished);
         let one = recent.one(1).unwrap();
         assert_eq!(
             (one["drafted"].as_u64(), one["rounds"].as_array().map(Vec::len)),

@@ -1,8 +1,8 @@
 //! The record of a request, from accepting it to the last byte of its answer.
 //!
 //! It is owned by the part that answers the request: the relay, a tunnel or a session loop. When a
-//! client leaves, futures and bodies are dropped, so the record is written by its `Drop` at the
-//! latest.
+//! client disconnects, futures and bodies are dropped, so the record is written by its `Drop` at
+//! the latest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use http::{HeaderMap, StatusCode};
 use tracing::Span;
 
 use super::log::request_span;
-use super::{Finished, Held, Observer, Round};
+use super::{Finished, InFlight, Observer, Round, Speculation, Timing, TokenUsage};
 use crate::fleet::Replica;
 use crate::http::headers::{REQUEST_ID, is_event_stream};
 use crate::http::memory::Reservation;
@@ -19,9 +19,9 @@ use foretell_core::session::{ActionId, Judging, Summary};
 use foretell_core::words::{PlainReason, Reason, RelayReason, VerifyMethod};
 use foretell_engines::openai::{Api, OutputTokens, Path, Route};
 
-/// Maximum length of a client's text that is kept, bytes; names of models and parameters have no
-/// limit of their own.
-const KEPT: usize = 200;
+/// Maximum length of a text of the client in a record, bytes. Nothing else limits the names of
+/// models and parameters.
+const MAX_TEXT_BYTES: usize = 200;
 
 /// A verify request that has not returned.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ struct Open {
 /// Moments from which the time that Foretell adds to the first token is computed.
 #[derive(Debug, Default)]
 struct Moments {
-    /// The whole request had been received.
-    whole: Option<Instant>,
+    /// The request and its body were read.
+    request_read: Option<Instant>,
     /// The first call was sent.
     called: Option<Instant>,
     /// The first part of its answer was read.
@@ -58,24 +58,23 @@ pub struct Record {
     observer: Arc<Observer>,
     span: Span,
     started: Instant,
-    /// Large, and the record is moved often.
+    /// Boxed: it is large, and the record is moved often.
     finished: Box<Finished>,
     written: bool,
     /// The parts of its answer are gathered, and sent as one.
     gathers: bool,
-    /// The duration, and whether the client had left, if its answer is over before the record.
+    /// Duration, and true if the client had disconnected, if the answer ends before the record.
     over: Option<(Duration, bool)>,
-    /// The API by which the client asked, if the request is its translation.
-    asked_by: Option<Api>,
-    held: Option<Held>,
-    stream: Option<Held>,
-    /// The verify requests whose results have not been used yet, in the order in which they were
-    /// sent.
+    /// The client's API, if the request is a translation.
+    translated_from: Option<Api>,
+    request: Option<InFlight>,
+    stream: Option<InFlight>,
+    /// Verify requests without a used result, in the order in which they were sent.
     open: Vec<Open>,
     /// Time spent drafting so far for the next round.
     drafting: Duration,
     moments: Moments,
-    /// Memory reserved for the request and its session, and the request's own part of it, bytes.
+    /// Memory reserved for the request and its session, and the part of the request, bytes.
     memory: Option<(Reservation, u64)>,
 }
 
@@ -83,13 +82,14 @@ impl Record {
     /// A request that has just been accepted; it counts as relayed until it turns out to be a
     /// completion. `headers` are the client's: they may continue a trace.
     pub fn begin(observer: &Arc<Observer>, id: String, headers: &HeaderMap) -> Self {
-        let held = Some(observer.metrics().hold_request());
+        let request = Some(observer.metrics().begin_request());
         let span = request_span(&id);
         let mut finished = Box::new(Finished::new(Path::Relayed, ""));
         finished.id = id;
         finished.reason = Some(RelayReason::Route.into());
         let (line, trace) = observer.begin(headers);
-        (finished.unsampled, finished.trace) = (!line, trace);
+        finished.unsampled = !line;
+        finished.trace = trace;
         Self {
             observer: Arc::clone(observer),
             span,
@@ -98,8 +98,8 @@ impl Record {
             written: false,
             gathers: false,
             over: None,
-            asked_by: None,
-            held,
+            translated_from: None,
+            request,
             stream: None,
             open: Vec::new(),
             drafting: Duration::ZERO,
@@ -108,7 +108,6 @@ impl Record {
         }
     }
 
-    /// The record so far.
     pub fn so_far(&self) -> &Finished {
         &self.finished
     }
@@ -128,26 +127,26 @@ impl Record {
         &self.observer
     }
 
-    /// Records that it asks for text by this API. It is relayed, since that API is not speculated
-    /// on.
-    pub fn asks_by(&mut self, api: Api) {
+    /// Records the API of a request for text. It is passed through, since that API is not
+    /// speculated on.
+    pub fn set_api(&mut self, api: Api) {
         self.finished.route = Some(api);
     }
 
     /// Records that it is a chat, and the translation of a request by this API.
     pub fn translates(&mut self, api: Api) {
-        self.asked_by = Some(api);
+        self.translated_from = Some(api);
         self.finished.route = Some(api);
     }
 
-    /// The API that the client asks by, of a request on this route.
+    /// The client's API, of a request on this route.
     pub fn api(&self, route: impl Into<Api>) -> Api {
-        self.asked_by.unwrap_or_else(|| route.into())
+        self.translated_from.unwrap_or_else(|| route.into())
     }
 
     /// True if it is the translation of a request by another API.
     pub fn is_translation(&self) -> bool {
-        self.asked_by.is_some()
+        self.translated_from.is_some()
     }
 
     /// Records that it is a completion that is relayed.
@@ -155,9 +154,9 @@ impl Record {
         self.finished.path = Path::Relayed;
         self.finished.route = Some(self.api(route));
         self.finished.reason = Some(reason.into());
-        self.finished.parameter = parameter.map(kept);
+        self.finished.parameter = parameter.map(truncated);
         self.finished.policy = None;
-        self.finished.held_back = false;
+        self.finished.holdback = false;
     }
 
     /// Records that its session was abandoned before anything was sent to the client; the request
@@ -166,14 +165,14 @@ impl Record {
         if let Some(route) = self.finished.route {
             self.relayed(route, reason, parameter);
         }
-        let fresh = Finished::new(Path::Relayed, "");
-        let gone = &mut self.finished;
-        gone.rounds.clear();
-        (gone.output_tokens, gone.estimated) = (0, false);
-        (gone.first_byte, gone.first_token, gone.added) = (None, None, None);
-        (gone.drift, gone.balance) = (fresh.drift, fresh.balance);
-        (self.moments.received, self.moments.emitted, self.gathers) = (None, None, false);
-        self.session_holds(0);
+        let Finished { speculation, usage, timing, .. } = &mut *self.finished;
+        *speculation = Speculation { calls: speculation.calls, ..Speculation::default() };
+        *usage = TokenUsage { prompt_tokens: usage.prompt_tokens, ..TokenUsage::default() };
+        *timing = Timing { duration: timing.duration, ..Timing::default() };
+        self.moments.received = None;
+        self.moments.emitted = None;
+        self.gathers = false;
+        self.set_session_bytes(0);
     }
 
     /// Records that it is a completion that may be speculated on, under this policy
@@ -190,9 +189,8 @@ impl Record {
         self.finished.policy = policy;
     }
 
-    /// Records the model id in the request.
     pub fn model(&mut self, model: String) {
-        self.finished.model = Some(kept(model));
+        self.finished.model = Some(truncated(model));
     }
 
     /// Records that no replica could be reached; a completion counts as relayed then.
@@ -202,7 +200,7 @@ impl Record {
         self.finished.parameter = None;
         // No policy decided about a request that never reached an engine.
         self.finished.policy = None;
-        self.finished.held_back = false;
+        self.finished.holdback = false;
         self.finished.error = Some(cause);
     }
 
@@ -211,19 +209,19 @@ impl Record {
         self.finished.reason = Some(reason.into());
     }
 
-    /// Records the cause of an incomplete answer or of an error of Foretell's own.
+    /// Records the cause of an incomplete answer or of an internal error.
     pub fn failed(&mut self, cause: String) {
         self.finished.error = Some(cause);
     }
 
-    /// Keeps this memory reserved until the end of the answer.
-    pub fn keep(&mut self, reservation: Reservation) {
+    /// Releases this memory at the end of the answer.
+    pub fn reserve(&mut self, reservation: Reservation) {
         let request = reservation.bytes();
         self.memory = Some((reservation, request));
     }
 
-    /// Adjusts the reserved memory to the request's own part and `bytes` for its session.
-    pub fn session_holds(&mut self, bytes: u64) {
+    /// Adjusts the reserved memory to the request's part and `bytes` for its session.
+    pub fn set_session_bytes(&mut self, bytes: u64) {
         if let Some((memory, request)) = &mut self.memory {
             memory.follow(*request + bytes);
         }
@@ -231,11 +229,10 @@ impl Record {
 
     /// Records the replica that it is sent to.
     pub fn to(&mut self, replica: &Replica) {
-        replica.backend().clone_into(&mut self.finished.backend);
-        replica.label().clone_into(&mut self.finished.replica);
+        replica.backend().clone_into(&mut self.finished.upstream.backend);
+        replica.label().clone_into(&mut self.finished.upstream.replica);
     }
 
-    /// Records the status sent to the client.
     pub fn status(&mut self, status: StatusCode) {
         self.finished.status = status.as_u16();
     }
@@ -245,15 +242,16 @@ impl Record {
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.status(status);
         if is_event_stream(headers) && !self.gathers {
-            self.stream.get_or_insert_with(|| self.observer.metrics().hold_stream());
+            self.stream.get_or_insert_with(|| self.observer.metrics().begin_stream());
         }
         let theirs = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
-        self.finished.backend_id = theirs.filter(|id| *id != self.finished.id).map(|id| kept(id.to_owned()));
+        self.finished.upstream.request_id =
+            theirs.filter(|id| *id != self.finished.id).map(|id| truncated(id.to_owned()));
     }
 
-    /// Records when the whole request had been received.
-    pub fn whole(&mut self, at: Instant) {
-        self.moments.whole = Some(at);
+    /// Records when the request and its body had been read.
+    pub fn request_read(&mut self, at: Instant) {
+        self.moments.request_read = Some(at);
     }
 
     /// Records that the first call for the request is sent now.
@@ -267,13 +265,13 @@ impl Record {
     }
 
     /// Records that the parts of the backend's stream are gathered, for a client that does not
-    /// stream: they are not sent until [`Self::sent_whole`].
+    /// stream: they are not sent until [`Self::sent_gathered`].
     pub fn gathers(&mut self) {
         self.gathers = true;
     }
 
     /// Records that the gathered answer is sent.
-    pub fn sent_whole(&mut self) {
+    pub fn sent_gathered(&mut self) {
         self.gathers = false;
         self.emitted();
     }
@@ -287,7 +285,7 @@ impl Record {
             return;
         }
         match self.moments.emitted.replace(now) {
-            None => self.finished.first_byte = Some(now.saturating_duration_since(self.started)),
+            None => self.finished.timing.first_byte = Some(now.saturating_duration_since(self.started)),
             Some(last) if self.stream.is_some() && self.finished.is_completion() => {
                 self.observer.metrics().gap(self.finished.path, now.saturating_duration_since(last));
             }
@@ -296,21 +294,21 @@ impl Record {
     }
 
     fn first(&mut self, now: Instant) {
-        if self.finished.first_token.is_some() {
+        if self.finished.timing.first_token.is_some() {
             return;
         }
-        self.finished.first_token = Some(now.saturating_duration_since(self.started));
-        if let Moments { whole: Some(whole), called: Some(called), received: Some(received), .. } =
+        self.finished.timing.first_token = Some(now.saturating_duration_since(self.started));
+        if let Moments { request_read: Some(read), called: Some(called), received: Some(received), .. } =
             self.moments
         {
-            self.finished.added =
-                Some(called.saturating_duration_since(whole) + now.saturating_duration_since(received));
+            self.finished.timing.added =
+                Some(called.saturating_duration_since(read) + now.saturating_duration_since(received));
         }
     }
 
-    /// Records that it is held back as control group.
-    pub fn held_back(&mut self) {
-        self.finished.held_back = true;
+    /// Records that it belongs to the control group.
+    pub fn holdback(&mut self) {
+        self.finished.holdback = true;
     }
 
     /// Records that its drafters read texts of other clients.
@@ -318,9 +316,8 @@ impl Record {
         self.finished.reads_others = true;
     }
 
-    /// Records the number of prompt tokens.
     pub fn prompt_tokens(&mut self, tokens: usize) {
-        self.finished.prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        self.finished.usage.prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
     }
 
     /// Adds time spent drafting for the next round.
@@ -341,7 +338,7 @@ impl Record {
         let draft = std::mem::take(&mut self.drafting);
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
         self.open.push(Open { call, number, drafter, nodes, since: Instant::now(), draft, computed: None });
-        self.finished.calls.sent(method);
+        self.finished.speculation.calls.sent(method);
     }
 
     /// Records the number of tokens that the engine reports to have computed for a verify request.
@@ -354,25 +351,25 @@ impl Record {
     /// Removes a verify request that was cancelled; the tokens that its engine computed for it are
     /// estimated.
     pub fn dropped(&mut self, call: ActionId) {
-        let calls = &mut self.finished.calls;
+        let calls = &mut self.finished.speculation.calls;
         self.open.retain(|open| {
-            let keeps = open.call != call;
-            if !keeps {
+            let is_other = open.call != call;
+            if !is_other {
                 calls.estimated += u64::from(open.nodes) + 1;
             }
-            keeps
+            is_other
         });
     }
 
     /// Records the output tokens of an answer that was passed on.
     pub fn counted(&mut self, tokens: &OutputTokens) {
-        self.finished.output_tokens = u32::try_from(tokens.count()).unwrap_or(u32::MAX);
+        self.finished.usage.output_tokens = u32::try_from(tokens.count()).unwrap_or(u32::MAX);
         self.set_estimated(tokens.is_estimate());
     }
 
-    /// Records whether the number of output tokens is an estimate.
+    /// Records that the number of output tokens is an estimate, or that it is not.
     pub fn set_estimated(&mut self, estimated: bool) {
-        self.finished.estimated = estimated && self.finished.output_tokens > 0;
+        self.finished.usage.is_estimate = estimated && self.finished.usage.output_tokens > 0;
     }
 
     /// Takes over the session's summary, and records the rounds that are new in it.
@@ -380,45 +377,47 @@ impl Record {
         let finished = &mut self.finished;
         finished.path = if summary.speculated { Path::Speculated } else { Path::Plain };
         finished.reason = summary.reason.map(Reason::from);
-        finished.output_tokens = summary.output_tokens;
-        finished.drift = summary.drift;
-        finished.balance = summary.balance;
-        for round in summary.each.iter().skip(finished.rounds.len()) {
+        finished.usage.output_tokens = summary.output_tokens;
+        let Speculation { rounds, calls, drift, balance } = &mut finished.speculation;
+        *drift = summary.drift;
+        *balance = summary.balance;
+        for round in summary.each.iter().skip(rounds.len()) {
             // Earlier requests decided nothing: they are a part of this round.
             let until = self.open.partition_point(|open| open.call <= round.call);
-            let calls: Vec<Open> = self.open.drain(..until).collect();
-            let Some(&Open { number, drafter, since, computed, .. }) = calls.last() else { return };
-            let draft = calls.iter().map(|open| open.draft).sum();
+            let requests: Vec<Open> = self.open.drain(..until).collect();
+            let Some(&Open { number, drafter, since, computed, .. }) = requests.last() else { return };
+            let draft = requests.iter().map(|open| open.draft).sum();
             let Judging { drafted, accepted, depth, .. } = *round;
             match computed {
-                Some(computed) => finished.calls.reported += u64::from(computed.saturating_sub(accepted + 1)),
-                None => finished.calls.estimated += u64::from(drafted.saturating_sub(accepted)),
+                Some(computed) => calls.reported += u64::from(computed.saturating_sub(accepted + 1)),
+                None => calls.estimated += u64::from(drafted.saturating_sub(accepted)),
             }
             let verify = since.elapsed();
             let at = since.saturating_duration_since(self.started);
-            finished.rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
+            rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
         }
     }
 
-    /// Records that the answer is over; what follows until [`Self::end`] is Foretell's own work.
+    /// Records that the answer is over: the time until [`Self::end`] does not count.
     pub fn over(&mut self, client_gone: bool) {
         self.over.get_or_insert((self.started.elapsed(), client_gone));
         self.stream = None;
-        self.held = None;
+        self.request = None;
     }
 
-    /// Ends the request and passes on the record, once. `client_gone`: the client left before the
-    /// end.
+    /// Ends the request and passes on the record, once. `client_gone`: the client disconnected
+    /// before the end.
     pub fn end(&mut self, client_gone: bool) {
         if !std::mem::replace(&mut self.written, true) {
             let nothing = Finished::new(self.finished.path, "");
             let mut finished = std::mem::replace(&mut *self.finished, nothing);
-            (finished.duration, finished.client_gone) =
-                self.over.unwrap_or_else(|| (self.started.elapsed(), client_gone));
+            let (duration, client_gone) = self.over.unwrap_or_else(|| (self.started.elapsed(), client_gone));
+            finished.timing.duration = duration;
+            finished.client_gone = client_gone;
             self.span.in_scope(|| self.observer.finish(finished));
         }
         self.stream = None;
-        self.held = None;
+        self.request = None;
         self.memory = None;
     }
 }
@@ -433,10 +432,10 @@ impl Drop for Record {
     }
 }
 
-/// A client's text, cut to [`KEPT`] bytes.
-fn kept(mut text: String) -> String {
-    if text.len() > KEPT {
-        text.truncate(text.floor_char_boundary(KEPT));
+/// A client's text, cut to [`MAX_TEXT_BYTES`].
+fn truncated(mut text: String) -> String {
+    if text.len() > MAX_TEXT_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
         text.push('…');
     }
     text
@@ -458,12 +457,12 @@ mod tests {
     fn a_dropped_record_says_that_the_client_has_left() {
         let observer = observer();
         let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
-        record.held_back();
+        record.holdback();
         record.relayed(Route::Chat, RelayReason::Tools, None);
-        assert!(!record.so_far().held_back, "a relayed request is in no group");
-        record.held_back();
+        assert!(!record.so_far().holdback, "a relayed request is in no group");
+        record.holdback();
         record.unreachable("nobody answers".to_owned());
-        assert!(!record.so_far().held_back, "nor is one that reached nobody");
+        assert!(!record.so_far().holdback, "nor is one that reached nobody");
         drop(record);
         let session = &sessions(&observer)[0];
         assert_eq!((&session["id"], &session["client_gone"]), (&"r".into(), &true.into()));
@@ -490,7 +489,7 @@ mod tests {
         summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0, depth: 2 });
         record.summarise(&summary);
         record.status(StatusCode::OK);
-        let calls = record.so_far().calls;
+        let calls = record.so_far().speculation.calls;
         // Reported: 7 computed for 4 tokens of output. Estimated: 6 of the request that was
         // dropped, and the 2 rejected tokens.
         assert_eq!((calls.reported, calls.estimated), (3, 8));
@@ -509,8 +508,8 @@ mod tests {
 
     #[test]
     fn a_clients_text_is_kept_within_bounds() {
-        assert_eq!(kept("short".to_owned()), "short");
-        let long = kept("é".repeat(500));
-        assert!(long.len() <= KEPT + '…'.len_utf8() && long.ends_with("é…"));
+        assert_eq!(truncated("short".to_owned()), "short");
+        let long = truncated("é".repeat(500));
+        assert!(long.len() <= MAX_TEXT_BYTES + '…'.len_utf8() && long.ends_with("é…"));
     }
 }

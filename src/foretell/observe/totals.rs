@@ -34,9 +34,9 @@ impl Totals {
 /// Sums over some requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// Requests that ask for text, by any API; every other one is in [`Self::others`].
+    /// Requests for text, by any API; every other one is in [`Self::others`].
     pub completions: u64,
-    /// Requests that do not ask for text.
+    /// Requests for anything but text.
     pub others: u64,
     /// Completions by path: speculated on at least once, plain, and relayed (other APIs included).
     paths: [u64; 3],
@@ -44,12 +44,12 @@ pub struct Sums {
     pub tokens: u64,
     /// Completions that were speculated on at least once.
     pub speculated: Pace,
-    /// Completions that were held back as control group.
-    pub held_back: Pace,
-    /// Completions with an error of the server's or of Foretell's own.
+    /// Completions of the control group.
+    pub holdback: Pace,
+    /// Completions with an error of the server or of Foretell.
     pub failed: u64,
-    /// Completions whose client left.
-    pub left: u64,
+    /// Completions whose client disconnected.
+    pub client_gone: u64,
     /// Completions by the reason for which they were not speculated on, or not to the end.
     reasons: BTreeMap<Reason, u64>,
     /// Rounds by name of the drafter.
@@ -72,7 +72,7 @@ pub struct Pace {
 impl Pace {
     fn add(&mut self, finished: &Finished) {
         if let Some(seconds) = finished.seconds_per_token() {
-            let tokens = finished.output_tokens.saturating_sub(1);
+            let tokens = finished.usage.output_tokens.saturating_sub(1);
             self.requests += 1;
             self.tokens += u64::from(tokens);
             self.seconds += seconds * f64::from(tokens);
@@ -137,7 +137,7 @@ impl Rounds {
         }
     }
 
-    fn told(&self, name: &str) -> Value {
+    fn to_json(self, name: &str) -> Value {
         let deepest =
             self.positions.iter().rposition(|[drafted, _]| *drafted > 0).map_or(0, |position| position + 1);
         json!({
@@ -165,20 +165,20 @@ impl Sums {
             Path::Plain => plain,
             Path::Relayed => relayed,
         } += 1;
-        self.tokens += u64::from(finished.output_tokens);
+        self.tokens += u64::from(finished.usage.output_tokens);
         self.failed += u64::from(finished.has_failed());
-        self.left += u64::from(finished.client_gone);
-        self.relaxed += u64::from(finished.drift.relaxed);
-        self.substitutions += u64::from(finished.drift.substitutions);
+        self.client_gone += u64::from(finished.client_gone);
+        self.relaxed += u64::from(finished.speculation.drift.relaxed);
+        self.substitutions += u64::from(finished.speculation.drift.substitutions);
         if let Some(reason) = finished.reason {
             *self.reasons.entry(reason).or_default() += 1;
         }
         match (finished.path, finished.reason) {
             (Path::Speculated, _) => self.speculated.add(finished),
-            (Path::Plain, Some(Reason::Plain(PlainReason::Holdback))) => self.held_back.add(finished),
+            (Path::Plain, Some(Reason::Plain(PlainReason::Holdback))) => self.holdback.add(finished),
             (Path::Plain | Path::Relayed, _) => {}
         }
-        for round in &finished.rounds {
+        for round in &finished.speculation.rounds {
             self.drafters.entry(round.drafter).or_default().add(round);
         }
     }
@@ -204,9 +204,9 @@ impl Sums {
             paths,
             tokens: self.tokens - before.tokens,
             speculated: self.speculated.since(before.speculated),
-            held_back: self.held_back.since(before.held_back),
+            holdback: self.holdback.since(before.holdback),
             failed: self.failed - before.failed,
-            left: self.left - before.left,
+            client_gone: self.client_gone - before.client_gone,
             reasons: self.reasons.iter().filter_map(reason).collect(),
             drafters: self.drafters.iter().filter_map(drafter).collect(),
             relaxed: self.relaxed - before.relaxed,
@@ -233,11 +233,11 @@ impl Sums {
             "paths": { "speculated": speculated, "plain": plain, "relayed": relayed },
             "tokens": self.tokens,
             "speculated": self.speculated.to_json(),
-            "held_back": self.held_back.to_json(),
+            "held_back": self.holdback.to_json(),
             "failed": self.failed,
-            "left": self.left,
+            "left": self.client_gone,
             "reasons": reasons.collect::<Vec<_>>(),
-            "drafters": self.drafters.iter().map(|(name, rounds)| rounds.told(name)).collect::<Vec<_>>(),
+            "drafters": self.drafters.iter().map(|(name, rounds)| rounds.to_json(name)).collect::<Vec<_>>(),
             "relaxed": self.relaxed,
             "substitutions": self.substitutions,
         })
@@ -247,6 +247,7 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::{Speculation, Timing, TokenUsage};
     use foretell_core::words::RelayReason;
     use foretell_engines::openai::{Api, Route};
 
@@ -260,12 +261,20 @@ mod tests {
             route: Some(Route::Chat.into()),
             reason,
             status: 200,
-            output_tokens: 11,
-            first_byte: Some(Duration::from_millis(100)),
-            first_token: Some(Duration::from_millis(100)),
-            duration: Duration::from_millis(300),
+            usage: TokenUsage { output_tokens: 11, ..TokenUsage::default() },
+            timing: timing(300),
             ..Finished::new(path, "b")
         }
+    }
+
+    fn timing(duration_ms: u64) -> Timing {
+        let first = Some(Duration::from_millis(100));
+        let duration = Duration::from_millis(duration_ms);
+        Timing { first_byte: first, first_token: first, duration, ..Timing::default() }
+    }
+
+    fn speculation(rounds: Vec<Round>) -> Speculation {
+        Speculation { rounds, ..Speculation::default() }
     }
 
     #[test]
@@ -273,7 +282,8 @@ mod tests {
         let totals = Totals::default();
         let tree = Round { drafted: 6, depth: 3, ..round("model", 0, 1) };
         let rounds = vec![round("prompt_lookup", 4, 2), round("prompt_lookup", 2, 2), tree];
-        totals.finish(&Finished { rounds, ..completion(Path::Speculated, None) });
+        let speculation = speculation(rounds);
+        totals.finish(&Finished { speculation, ..completion(Path::Speculated, None) });
         let now = totals.now();
         assert_eq!(now.rounds(), (3, 12, 5));
         let told = now.to_json();
@@ -290,7 +300,7 @@ mod tests {
         totals.finish(&completion(Path::Speculated, Some(PlainReason::NoGain.into())));
         totals.finish(&completion(Path::Plain, Some(PlainReason::Holdback.into())));
         totals.finish(&Finished {
-            duration: Duration::from_millis(500),
+            timing: timing(500),
             ..completion(Path::Plain, Some(PlainReason::Holdback.into()))
         });
         totals.finish(&completion(Path::Plain, Some(PlainReason::NoGain.into())));
@@ -319,13 +329,13 @@ mod tests {
     fn since_is_the_difference_without_unchanged_entries() {
         let totals = Totals::default();
         let first = Finished {
-            rounds: vec![round("model", 2, 1)],
+            speculation: speculation(vec![round("model", 2, 1)]),
             ..completion(Path::Speculated, Some(PlainReason::NoGain.into()))
         };
         totals.finish(&first);
         let before = totals.now();
         let second = Finished {
-            rounds: vec![round("suffix", 3, 3)],
+            speculation: speculation(vec![round("suffix", 3, 3)]),
             ..completion(Path::Relayed, Some(RelayReason::Tools.into()))
         };
         totals.finish(&second);

@@ -2,7 +2,7 @@
 //! it.
 //!
 //! Spans are made from the record of a finished request, like every other view. Only their ids
-//! exist before: backends get them in `traceparent`, so that an engine's own spans are children of
+//! exist before: backends get them in `traceparent`, so that the spans of an engine are children of
 //! the call that caused them. Without a collector, and for requests that are not sampled, the
 //! client's trace context is passed on as it is.
 
@@ -11,13 +11,13 @@ mod spans;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::propagation::TextMapPropagator;
-use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceId, TraceState};
 use opentelemetry_http::HeaderExtractor;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
 
 pub use self::export::{Collector, CollectorError, Spans};
-use super::Finished;
+pub(super) use self::spans::spans;
 use crate::random::SharedSplitMix64;
 
 /// The field that carries the ids of trace and parent, by W3C Trace Context.
@@ -26,7 +26,7 @@ const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// The ids of a request's spans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    whole: TraceId,
+    id: TraceId,
     span: SpanId,
     /// The client's span; `None` if the trace begins here.
     parent: Option<SpanId>,
@@ -34,11 +34,11 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace as the client's fields continue it.
-    fn continued(parent: &SpanContext) -> Self {
+    /// Continues the client's trace, or begins one.
+    pub(super) fn continued(parent: &SpanContext) -> Self {
         let known = parent.is_valid();
         Self {
-            whole: if known { parent.trace_id() } else { RandomIdGenerator::default().new_trace_id() },
+            id: if known { parent.trace_id() } else { RandomIdGenerator::default().new_trace_id() },
             span: RandomIdGenerator::default().new_span_id(),
             parent: known.then(|| parent.span_id()),
             state: parent.trace_state().clone(),
@@ -47,14 +47,14 @@ impl Trace {
 
     /// The id of the trace, 32 hexadecimal digits.
     pub fn id(&self) -> String {
-        self.whole.to_string()
+        self.id.to_string()
     }
 
     /// The span id of a call after the first, by its number: deterministic, so that every part of
     /// the program gets the same.
     fn of_round(&self, round: u32) -> SpanId {
-        let own = u64::from_be_bytes(self.span.to_bytes());
-        let mixed = own ^ u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let span = u64::from_be_bytes(self.span.to_bytes());
+        let mixed = span ^ u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         SpanId::from(mixed.max(1))
     }
 
@@ -62,7 +62,7 @@ impl Trace {
     /// for the first.
     pub fn inject(&self, round: Option<u32>, headers: &mut HeaderMap) {
         let span = round.map_or(self.span, |round| self.of_round(round));
-        if let Ok(field) = HeaderValue::try_from(format!("00-{}-{span}-01", self.whole)) {
+        if let Ok(field) = HeaderValue::try_from(format!("00-{}-{span}-01", self.id)) {
             headers.insert(TRACEPARENT, field);
         }
     }
@@ -71,7 +71,7 @@ impl Trace {
 /// Sampling of log lines and spans.
 #[derive(Debug)]
 pub struct Sampling {
-    /// Share of the requests that have a line in the log, and spans if the client has not decided
+    /// Share of the requests with a line in the log, and with spans if the client has not decided
     /// that; 0 to 1.
     share: f64,
     random: SharedSplitMix64,
@@ -109,19 +109,6 @@ pub(super) struct TraceSettings {
     pub parent: SpanContext,
 }
 
-/// The trace of a sampled request.
-pub(super) fn begun(parent: &SpanContext) -> Trace {
-    Trace::continued(parent)
-}
-
-pub(super) fn told(finished: &Finished, trace: &Trace) -> Vec<opentelemetry_sdk::trace::SpanData> {
-    spans::of(finished, trace)
-}
-
-fn context(trace: &Trace, span: SpanId) -> SpanContext {
-    SpanContext::new(trace.whole, span, TraceFlags::SAMPLED, false, trace.state.clone())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,7 +126,7 @@ mod tests {
         let never = Sampling::new(0.0);
         let told = never.of(&headers("1"));
         assert!(told.spans && told.line);
-        let trace = begun(&told.parent);
+        let trace = Trace::continued(&told.parent);
         let mut out = headers("1");
         trace.inject(None, &mut out);
         let told = out[TRACEPARENT].to_str().unwrap();
@@ -164,7 +151,7 @@ mod tests {
 
     #[test]
     fn every_round_has_a_span_of_its_own() {
-        let trace = begun(&SpanContext::empty_context());
+        let trace = Trace::continued(&SpanContext::empty_context());
         let rounds: std::collections::HashSet<SpanId> = (0..100).map(|round| trace.of_round(round)).collect();
         assert_eq!(rounds.len(), 100);
         assert_eq!(trace.of_round(7), trace.of_round(7));

@@ -133,7 +133,7 @@ impl Drafting {
     ) -> BoxFuture<'static, Reply> {
         let kind = question.kind();
         self.asked.push((id, kind));
-        self.observer.metrics().draft_asked(kind);
+        self.observer.metrics().draft_requested(kind);
         let (drafter, drafter_slot) = (self.drafter.clone(), Arc::clone(&self.drafter_slot));
         let (noise, observer) = (self.noise.clone(), Arc::clone(&self.observer));
         async move {

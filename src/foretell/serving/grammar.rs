@@ -38,7 +38,7 @@ impl Grammar {
             return Self::Asked(None);
         }
         let key = GrammarKey::of(request);
-        traits.grammars.bound(&key, now).map_or(Self::Asked(Some(key)), Self::Told)
+        traits.grammars.applies(&key, now).map_or(Self::Asked(Some(key)), Self::Told)
     }
 
     /// True if a grammar binds the output, or may.

@@ -126,8 +126,8 @@ impl Run {
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
         record.to(&exchange.replica);
-        if self.drawn.held_back {
-            record.held_back();
+        if self.drawn.holdback {
+            record.holdback();
         }
         if self.remembering.reads_others() {
             record.reads_others();
@@ -423,7 +423,7 @@ fn whole(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy
     let gone = answer.is_err();
     let response = match answer.ok().flatten().filter(|_| end.is_whole()) {
         Some(answer) => {
-            record.sent_whole();
+            record.sent_gathered();
             let mut response = Response::new(full(answer));
             *response.headers_mut() = head::of_json(headers, json_type);
             response

@@ -225,7 +225,7 @@ impl SessionLoop {
                 Ok(None) => {}
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
-            self.slot.record.session_holds(self.session.bytes());
+            self.slot.record.set_session_bytes(self.session.bytes());
             let happened = self.wait().await;
             if let Some((unsent, why)) = self.resend_if_unanswered(&happened) {
                 return Err(self.unanswered(unsent, why));
@@ -274,7 +274,7 @@ impl SessionLoop {
             self.drawn.ended(seconds);
         }
         if let Some((gain, basis)) = summary.projected_speedup {
-            self.drawn.would_have(gain, basis);
+            self.drawn.note_projected(gain, basis);
         }
         let answer = self.sink.finish(&end, self.slot.record.so_far()).await;
         if summary.finish.is_none() && answer.is_ok() {

@@ -144,7 +144,7 @@ impl Listener for Listening {
     }
 
     fn holds(&mut self, bytes: u64) {
-        self.0.slot.record.session_holds(bytes);
+        self.0.slot.record.set_session_bytes(bytes);
     }
 
     fn over(self, heard: TappedText, end: Ending) {
@@ -261,7 +261,7 @@ impl Work {
         let Some((session, _)) = &self.session else { return };
         self.run.remembering.learn(session.prompt(), session.output());
         if let Some((gain, basis)) = summary.projected_speedup {
-            self.run.drawn.would_have(gain, basis);
+            self.run.drawn.note_projected(gain, basis);
         }
     }
 }

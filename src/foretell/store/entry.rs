@@ -1,13 +1,12 @@
-//! The measurements of one sidecar as the store holds them: JSON, of an age that its reader takes
-//! into account. What is read comes from outside: sums of it leave out what cannot have been
-//! measured.
+//! The measurements of one sidecar as they are in the store: JSON, of an age that its reader takes
+//! into account. The store is not trusted: impossible measurements are omitted from the sums.
 
 use serde::{Deserialize, Serialize};
 
 use crate::learning::shared::Statistics;
 
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct StoreEntry {
     /// Unix seconds.
     saved: u64,
     learnt: Statistics,
@@ -21,7 +20,7 @@ pub fn encode(learnt: Statistics, now: u64) -> serde_json::Result<Option<Vec<u8>
     if learnt.is_empty() {
         return Ok(None);
     }
-    serde_json::to_vec(&Entry { saved: now, learnt }).map(Some)
+    serde_json::to_vec(&StoreEntry { saved: now, learnt }).map(Some)
 }
 
 /// Maximum bytes of an entry: anyone who writes to the store decides how long one is, and parsed
@@ -31,8 +30,10 @@ const MAX_BYTES: usize = 256 << 10;
 /// The measurements of an entry, with their weights at `now`, Unix seconds; `None` if it is no
 /// entry of this version, or longer than one can be.
 pub fn decode(entry: &[u8], now: u64) -> Option<Statistics> {
-    let entry = Some(entry).filter(|entry| entry.len() <= MAX_BYTES)?;
-    let Entry { saved, mut learnt } = serde_json::from_slice(entry).ok()?;
+    if entry.len() > MAX_BYTES {
+        return None;
+    }
+    let StoreEntry { saved, mut learnt } = serde_json::from_slice(entry).ok()?;
     learnt.age(now.saturating_sub(saved) as f64);
     Some(learnt)
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use redis::RedisError;
 
-/// Kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// No connection, or it broke.
@@ -14,7 +13,7 @@ pub enum FaultKind {
     Timeout,
     /// The login was refused, or one is required.
     Password,
-    /// It has no memory left for a value.
+    /// It has no memory for a value.
     Full,
     /// It refused a command for another reason.
     Refused,
@@ -25,7 +24,6 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// Every kind.
     pub const ALL: [Self; 7] = [
         Self::Connect,
         Self::Timeout,
@@ -68,7 +66,6 @@ impl FaultKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{cause}")]
 pub struct Fault {
-    /// Its kind.
     pub kind: FaultKind,
     /// The cause, for the operator; never a password.
     pub cause: String,

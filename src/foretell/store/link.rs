@@ -19,8 +19,8 @@ use tokio_rustls::TlsConnector;
 use super::{Fault, FaultKind, Settings, millis};
 use crate::fleet::key::secret;
 
-/// Maximum bytes of an answer, and about the most that are kept of one exchange, as of a snapshot:
-/// its answers come from outside. 256 sidecars with entries of 64 KiB.
+/// Maximum bytes of an answer, and about the maximum in memory of one exchange, as of a snapshot:
+/// the store is not trusted. 256 sidecars with entries of 64 KiB.
 const MAX_BYTES: usize = 16 << 20;
 /// Maximum keys of one request: their entries, of up to 256 KiB, fill half of an answer.
 const KEYS_AT_ONCE: usize = 32;
@@ -29,7 +29,8 @@ const KEYS_AT_ONCE: usize = 32;
 pub struct Link {
     connection: MultiplexedConnection,
     driver: JoinHandle<()>,
-    left: Arc<AtomicUsize>,
+    /// Bytes that may still be read.
+    remaining: Arc<AtomicUsize>,
 }
 
 impl Drop for Link {
@@ -54,17 +55,17 @@ impl Link {
                 Box::new(TlsConnector::from(Arc::clone(tls)).connect(name, tcp).await?)
             }
         };
-        let left = Arc::new(AtomicUsize::new(MAX_BYTES));
-        let socket = Bounded { socket, left: Arc::clone(&left) };
-        // The whole exchange has a time limit.
+        let remaining = Arc::new(AtomicUsize::new(MAX_BYTES));
+        let socket = LimitedSocket { socket, remaining: Arc::clone(&remaining) };
+        // The exchange has a time limit.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let (connection, driver) = MultiplexedConnection::new_with_config(&login, socket, config).await?;
-        Ok(Self { connection, driver: tokio::spawn(driver), left })
+        Ok(Self { connection, driver: tokio::spawn(driver), remaining })
     }
 
     /// Begins an exchange, or a request that may have as long an answer.
     pub fn begin(&mut self) {
-        self.left.store(MAX_BYTES, Ordering::Relaxed);
+        self.remaining.store(MAX_BYTES, Ordering::Relaxed);
     }
 
     /// The members of a sorted set with a score of at least `since`, the highest first, `most` of
@@ -96,10 +97,10 @@ impl Link {
         Ok(values)
     }
 
-    /// Sets the value of a key for the time `kept`.
-    pub async fn put(&mut self, key: &str, value: Vec<u8>, kept: Duration) -> Result<(), Fault> {
+    /// Sets the value of a key, which expires after `ttl`.
+    pub async fn put(&mut self, key: &str, value: Vec<u8>, ttl: Duration) -> Result<(), Fault> {
         let mut command = redis::cmd("SET");
-        command.arg(key).arg(value).arg("PX").arg(millis(kept));
+        command.arg(key).arg(value).arg("PX").arg(millis(ttl));
         Ok(command.query_async(&mut self.connection).await?)
     }
 
@@ -112,11 +113,11 @@ impl Link {
     }
 
     /// Adds a member to a sorted set, or gives it the score `now`, Unix seconds, and drops those
-    /// that were last noted longer than `kept` ago.
-    pub async fn note(&mut self, set: &str, member: &str, now: u64, kept: Duration) -> Result<(), Fault> {
+    /// that were last noted longer than `ttl` ago.
+    pub async fn note(&mut self, set: &str, member: &str, now: u64, ttl: Duration) -> Result<(), Fault> {
         let mut both = redis::pipe();
         both.cmd("ZADD").arg(set).arg(now).arg(member).ignore();
-        both.cmd("ZREMRANGEBYSCORE").arg(set).arg("-inf").arg(now.saturating_sub(kept.as_secs())).ignore();
+        both.cmd("ZREMRANGEBYSCORE").arg(set).arg("-inf").arg(now.saturating_sub(ttl.as_secs())).ignore();
         Ok(both.query_async(&mut self.connection).await?)
     }
 }
@@ -139,13 +140,13 @@ fn login(settings: &Settings) -> Result<RedisConnectionInfo, Fault> {
     Ok(login)
 }
 
-/// A connection from which only so many bytes are read.
-struct Bounded {
+/// A connection from which at most `remaining` bytes are read.
+struct LimitedSocket {
     socket: Box<dyn Socket>,
-    left: Arc<AtomicUsize>,
+    remaining: Arc<AtomicUsize>,
 }
 
-impl AsyncRead for Bounded {
+impl AsyncRead for LimitedSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -154,16 +155,16 @@ impl AsyncRead for Bounded {
         let before = into.filled().len();
         ready!(Pin::new(&mut self.socket).poll_read(context, into))?;
         let read = into.filled().len() - before;
-        let left = self.left.load(Ordering::Relaxed);
-        self.left.store(left.saturating_sub(read), Ordering::Relaxed);
-        if read > left {
+        let remaining = self.remaining.load(Ordering::Relaxed);
+        self.remaining.store(remaining.saturating_sub(read), Ordering::Relaxed);
+        if read > remaining {
             return Poll::Ready(Err(io::Error::other("the answers are too large")));
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Bounded {
+impl AsyncWrite for LimitedSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -190,15 +191,15 @@ mod tests {
     #[tokio::test]
     async fn a_store_cannot_fill_the_memory_in_one_exchange() {
         let (socket, mut store) = tokio::io::duplex(64);
-        let left = Arc::new(AtomicUsize::new(8));
-        let mut bounded = Bounded { socket: Box::new(socket), left: Arc::clone(&left) };
+        let remaining = Arc::new(AtomicUsize::new(8));
+        let mut limited = LimitedSocket { socket: Box::new(socket), remaining: Arc::clone(&remaining) };
         store.write_all(b"12345678").await.unwrap();
         let mut read = [0; 8];
-        bounded.read_exact(&mut read).await.unwrap();
+        limited.read_exact(&mut read).await.unwrap();
         store.write_all(b"9").await.unwrap();
-        assert!(bounded.read_u8().await.is_err());
-        left.store(8, Ordering::Relaxed);
+        assert!(limited.read_u8().await.is_err());
+        remaining.store(8, Ordering::Relaxed);
         store.write_all(b"0").await.unwrap();
-        assert_eq!(bounded.read_u8().await.unwrap(), b'0');
+        assert_eq!(limited.read_u8().await.unwrap(), b'0');
     }
 }

@@ -16,11 +16,11 @@ use foretell_core::words::metric;
 pub struct Status {
     /// The store's address.
     url: String,
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct StoreState {
     /// Outcome of the last exchange; `None` before the first.
     last: Option<Result<(), FaultKind>>,
     /// The last reading of measurements, or the start.
@@ -34,7 +34,7 @@ struct State {
     faults: [u64; FaultKind::ALL.len()],
 }
 
-impl State {
+impl StoreState {
     fn count(&mut self, kind: FaultKind) {
         if let Some(count) = self.faults.get_mut(kind.index()) {
             *count += 1;
@@ -45,7 +45,7 @@ impl State {
 impl Status {
     /// The state before the first exchange with the store at this address.
     pub(super) fn new(url: String) -> Self {
-        let state = State {
+        let state = StoreState {
             last: None,
             pulled: Instant::now(),
             sidecars: 0,
@@ -81,7 +81,9 @@ impl Status {
                 );
             }
         }
-        (state.sidecars, state.strangers, state.unreadable) = (sidecars, strangers, unreadable);
+        state.sidecars = sidecars;
+        state.strangers = strangers;
+        state.unreadable = unreadable;
         state.pulled = Instant::now();
     }
 
@@ -139,7 +141,7 @@ impl Families {
         })
     }
 
-    fn set(&self, state: &State) {
+    fn set(&self, state: &StoreState) {
         self.up.set((state.last == Some(Ok(()))).into());
         self.age.set(state.pulled.elapsed().as_secs_f64());
         self.sidecars.set(i64::try_from(state.sidecars).unwrap_or(i64::MAX));

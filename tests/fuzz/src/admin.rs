@@ -52,13 +52,13 @@ fn question(query: &str, body: &[u8], fields: &HeaderMap) {
     let mut call = Request::builder().method(Method::POST).uri(uri).body(()).expect("a request");
     *call.headers_mut() = fields.clone();
     let (call, ()) = call.into_parts();
-    let Ok(asked) = explain::asked(&call, Some(body), 8 << 10) else { return };
+    let Ok(asked) = explain::Question::of_call(&call, Some(body), 8 << 10) else { return };
     let again =
         explain::ExplainQuery { route: Some(asked.route), peer: asked.peer, tenant: asked.tenant.clone() };
     let uri: Uri = format!("/api/explain?{}", again.query()).parse().expect("a query is part of a URL");
     let mut call = Request::builder().uri(uri).body(()).expect("a request").into_parts().0;
     call.headers = HeaderMap::new();
-    let Ok(read) = explain::asked(&call, Some(body), 8 << 10) else {
+    let Ok(read) = explain::Question::of_call(&call, Some(body), 8 << 10) else {
         panic!("{} is not read", again.query())
     };
     assert_eq!((read.route, read.peer, read.tenant), (asked.route, asked.peer, asked.tenant));

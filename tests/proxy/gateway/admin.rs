@@ -402,11 +402,11 @@ async fn the_pages_requests_are_small_and_nonsense_is_refused() {
 async fn a_sample_is_taken_every_five_seconds() {
     let shared = Shared::new(&house::settings(([127, 0, 0, 1], 1).into())).unwrap();
     let stop = CancellationToken::new();
-    let sampling = tokio::spawn(status::keep_sampling(shared.clone(), None, stop.clone()));
+    let sampling = tokio::spawn(status::sample_until_stopped(shared.clone(), None, stop.clone()));
     let history = shared.observer.history();
     for number in 1..=4_u64 {
-        let finished =
-            Finished { route: Some(Route::Chat.into()), output_tokens: 7, ..Finished::new(Path::Plain, "b") };
+        let mut finished = Finished { route: Some(Route::Chat.into()), ..Finished::new(Path::Plain, "b") };
+        finished.usage.output_tokens = 7;
         shared.observer.finish(finished);
         while history.after(number - 1).is_empty() {
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -6,23 +6,23 @@ use foretell_engines::policy::Explanation;
 use foretell_engines::policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
 
 /// Writes it line by line, the result first.
-pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{}: {}", told.path, told.words)?;
-    head(told, out)?;
+pub(super) fn words(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{}: {}", explanation.path, explanation.words)?;
+    head(explanation, out)?;
     writeln!(out, "steps (the first that does not pass decides)")?;
-    for line in &told.steps {
+    for line in &explanation.steps {
         writeln!(out, "  {:<12} {:<8} {}", line.step, line.result, line.words)?;
     }
     writeln!(out, "parameters")?;
-    told.parameters.iter().try_for_each(|line| parameter(line, out))?;
+    explanation.parameters.iter().try_for_each(|line| parameter(line, out))?;
     writeln!(out, "policies (the first that matches applies)")?;
-    told.policies.iter().try_for_each(|line| policy(line, out))?;
-    if !told.drafters.is_empty() {
+    explanation.policies.iter().try_for_each(|line| policy(line, out))?;
+    if !explanation.drafters.is_empty() {
         writeln!(out, "drafters")?;
     }
-    told.drafters.iter().try_for_each(|line| drafter(line, out))?;
-    told.accept.as_ref().map_or(Ok(()), |line| accept(line, out))?;
-    told.now.as_ref().map_or(Ok(()), |line| now(line, out))
+    explanation.drafters.iter().try_for_each(|line| drafter(line, out))?;
+    explanation.accept.as_ref().map_or(Ok(()), |line| accept(line, out))?;
+    explanation.now.as_ref().map_or(Ok(()), |line| now(line, out))
 }
 
 fn accept(line: &AcceptLine, out: &mut dyn Write) -> io::Result<()> {
@@ -80,37 +80,40 @@ fn gate(line: &GateLine, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  {:<12} {state}: {} is {reads}, at most {}", "gate", line.gate, line.limit)
 }
 
-fn head(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
-    if let Some(reason) = &told.reason {
+fn head(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
+    if let Some(reason) = &explanation.reason {
         writeln!(out, "reason       {reason}")?;
     }
-    for note in &told.notes {
+    for note in &explanation.notes {
         writeln!(out, "note         {note}")?;
     }
-    let asked = match told.asked.as_str() {
+    let source = match explanation.asked.as_str() {
         "proxy" => "the running proxy",
         "server" => "the server",
         _ => "nobody: the server's properties are not known",
     };
-    writeln!(out, "asked        {asked}")?;
-    writeln!(out, "route        {}", told.route)?;
+    writeln!(out, "asked        {source}")?;
+    writeln!(out, "route        {}", explanation.route)?;
     let (model, backend) =
-        (told.model.as_deref().unwrap_or("none"), told.backend.as_deref().unwrap_or("none"));
-    let replica = told.replica.as_ref().map_or(String::new(), |replica| format!(", replica {replica}"));
+        (explanation.model.as_deref().unwrap_or("none"), explanation.backend.as_deref().unwrap_or("none"));
+    let replica =
+        explanation.replica.as_ref().map_or(String::new(), |replica| format!(", replica {replica}"));
     writeln!(out, "model        {model} (backend {backend}{replica})")?;
-    if let Some(tenant) = &told.tenant {
+    if let Some(tenant) = &explanation.tenant {
         writeln!(out, "tenant       {tenant}")?;
     }
-    let temperature = told.temperature.map_or("not known".to_owned(), |temperature| temperature.to_string());
+    let temperature =
+        explanation.temperature.map_or("not known".to_owned(), |temperature| temperature.to_string());
     writeln!(out, "temperature  {temperature}")?;
-    if let Some(tokens) = told.prompt_tokens {
-        let how = if told.prompt_tokens_exact { "counted" } else { "estimated: a quarter of the bytes" };
+    if let Some(tokens) = explanation.prompt_tokens {
+        let how =
+            if explanation.prompt_tokens_exact { "counted" } else { "estimated: a quarter of the bytes" };
         writeln!(out, "prompt       {tokens} tokens ({how})")?;
     }
-    if !told.verify.is_empty() {
-        writeln!(out, "verify       {}", told.verify.join(", "))?;
+    if !explanation.verify.is_empty() {
+        writeln!(out, "verify       {}", explanation.verify.join(", "))?;
     }
-    told.gamma_max.map_or(Ok(()), |gamma| writeln!(out, "gamma        {gamma} at most"))
+    explanation.gamma_max.map_or(Ok(()), |gamma| writeln!(out, "gamma        {gamma} at most"))
 }
 
 fn parameter(line: &ParameterLine, out: &mut dyn Write) -> io::Result<()> {

@@ -6,12 +6,12 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::{ExplainArgs, ask};
+use super::{ExplainArgs, query};
 use crate::cli::admin_port::AdminPort;
 use crate::cli::{Exit, OK, USAGE, complain, runtime};
 use crate::config::Strings;
 use crate::observe::coverage::report::percent;
-use crate::observe::coverage::{Report, Row};
+use crate::observe::coverage::{CoverageReport, CoverageRow};
 
 /// Maximum number of rows printed.
 const ROWS: usize = 20;
@@ -30,7 +30,7 @@ pub(super) fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn W
             return Ok(USAGE);
         }
     };
-    let why = match runtime()?.block_on(ask::traffic(&port)) {
+    let why = match runtime()?.block_on(query::traffic(&port)) {
         Ok(Some(report)) if args.json => {
             return writeln!(out, "{}", serde_json::to_string_pretty(&report)?).map(|()| OK);
         }
@@ -43,8 +43,8 @@ pub(super) fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn W
 }
 
 /// Writes the sentence, the extent of the traffic, and the table.
-fn words(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    let Report { sentence, requests, tokens, estimated_tokens, rest, rows, .. } = report;
+fn words(report: &CoverageReport, out: &mut dyn Write) -> io::Result<()> {
+    let CoverageReport { sentence, requests, tokens, estimated_tokens, rest, rows, .. } = report;
     writeln!(out, "{sentence}")?;
     writeln!(out, "{tokens} tokens of {requests} requests since {}{}", since(report), estimated(report))?;
     if *estimated_tokens > 0 {
@@ -64,20 +64,20 @@ fn words(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-fn since(report: &Report) -> String {
+fn since(report: &CoverageReport) -> String {
     let began =
         OffsetDateTime::UNIX_EPOCH + Duration::try_from_secs_f64(report.since.floor()).unwrap_or_default();
     began.format(&Rfc3339).unwrap_or_default()
 }
 
-fn estimated(report: &Report) -> String {
+fn estimated(report: &CoverageReport) -> String {
     match report.estimated_tokens {
         0 => String::new(),
         estimated => format!(", {} of them estimated", percent(estimated as f64 / report.tokens as f64)),
     }
 }
 
-fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+fn table(rows: &[CoverageRow], out: &mut dyn Write) -> io::Result<()> {
     let head = COLUMNS.map(str::to_owned);
     let lines: Vec<[String; 8]> = std::iter::once(head).chain(rows.iter().map(cells)).collect();
     let width = |column: usize| {
@@ -93,8 +93,8 @@ fn table(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn cells(row: &Row) -> [String; 8] {
-    let Row { policy, backend, route, path, reason, requests, tokens, share } = row;
+fn cells(row: &CoverageRow) -> [String; 8] {
+    let CoverageRow { policy, backend, route, path, reason, requests, tokens, share } = row;
     let name = |name: &String| if name.is_empty() { "-".to_owned() } else { name.clone() };
     let [path, reason, route, policy, backend] = [path, reason, route, policy, backend].map(name);
     [path, reason, route, policy, backend, requests.to_string(), tokens.to_string(), percent(*share)]

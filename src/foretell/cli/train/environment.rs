@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::super::{complain, progress};
 
-/// The trainer and what it imports, by their places below the repository's `onnx` folder.
+/// The trainer and the files that it imports, by their paths below the repository's `onnx` folder.
 const PROGRAMS: &[(&str, &str)] = &[
     ("train/traffic.py", include_str!("../../../../onnx/train/traffic.py")),
     ("train/traffic_data.py", include_str!("../../../../onnx/train/traffic_data.py")),
@@ -20,10 +20,10 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("train/requirements.txt", include_str!("../../../../onnx/train/requirements.txt")),
 ];
 
-/// Why the trainer cannot be prepared.
+/// Cause for which the trainer cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
-    /// There is no place for it.
+    /// There is no cache folder.
     #[error("no cache folder: set FORETELL_CACHE")]
     NoCache,
     /// A file cannot be written.

@@ -83,19 +83,19 @@ impl Comparisons {
 
     /// The groups of a policy, by name of the backend.
     fn of(&self, policy: &str) -> Vec<Compared> {
-        let mut own: Vec<Compared> =
+        let mut groups: Vec<Compared> =
             self.all().into_iter().filter(|compared| compared.policy == policy).collect();
-        own.sort_by(|a, b| a.backend.cmp(&b.backend));
-        own
+        groups.sort_by(|a, b| a.backend.cmp(&b.backend));
+        groups
     }
 }
 
 fn entry(compared: &Compared) -> Value {
     let groups = &compared.groups;
-    let (speculating, held_back) = groups.requests();
+    let (speculating, holdback) = groups.requests();
     json!({
         "backend": compared.backend,
-        "requests": { "speculating": speculating, "held_back": held_back },
+        "requests": { "speculating": speculating, "held_back": holdback },
         "time_per_token_ratio": groups.ratio().map(rounded),
         "closed": compared.closed,
         "projected_speedup": groups.projected().map(|projected| json!({
@@ -121,13 +121,13 @@ mod tests {
         let store = Arc::new(PolicyStore::new(policies));
         let metrics = collector(Arc::clone(&comparisons), Arc::clone(&store)).unwrap();
         let drawn = comparisons.draw(&policy, "llama", true);
-        drawn.would_have(1.5, Basis::Probe);
+        drawn.note_projected(1.5, Basis::Probe);
         let shown = comparisons.shown(&policy.name);
         assert_eq!((&shown[0]["backend"], &shown[0]["projected_speedup"]), (&json!("llama"), &Value::Null));
-        (0..200).for_each(|_| drawn.would_have(1.5, Basis::Probe));
+        (0..200).for_each(|_| drawn.note_projected(1.5, Basis::Probe));
         for _ in 0..400 {
             let drawn = comparisons.draw(&policy, "llama", true);
-            drawn.ended(if drawn.held_back { 0.03 } else { 0.02 });
+            drawn.ended(if drawn.holdback { 0.03 } else { 0.02 });
         }
         let shown = comparisons.shown(&policy.name);
         let projected = &shown[0]["projected_speedup"];
@@ -155,7 +155,7 @@ mod tests {
         let mut sent = 0;
         while !comparisons.all().iter().any(|compared| compared.closed) {
             let drawn = comparisons.draw(&policy, "llama", true);
-            drawn.ended(if drawn.held_back { 0.02 } else { 0.06 });
+            drawn.ended(if drawn.holdback { 0.02 } else { 0.06 });
             sent += 1;
             assert!(sent < 1_000);
         }

@@ -1,4 +1,4 @@
-//! One request's view of the corpus: the texts that it reads, and what it leaves when it ends.
+//! One request's view of the corpus: the texts that it reads, and the text that it adds at its end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,12 +75,14 @@ impl CorpusAccess {
 
     /// Adds the tokens of prompt and output, and records them.
     pub fn learn(&self, prompt: &[TokenId], output: &[TokenId]) {
-        if let Some(Recorded { recorder, record }) = self.recorded.as_ref().filter(|_| !output.is_empty()) {
+        if let Some(Recorded { recorder, record }) = &self.recorded
+            && !output.is_empty()
+        {
             let (at, prompt, output) = (unix_now().as_secs(), prompt.to_vec(), output.to_vec());
             recorder.record(Record { at, prompt, output, ..record.clone() });
         }
-        let keys: Vec<Key> = self.keys.iter().flatten().filter(|_| !prompt.is_empty()).cloned().collect();
-        if keys.is_empty() {
+        let keys: Vec<Key> = self.keys.iter().flatten().cloned().collect();
+        if keys.is_empty() || prompt.is_empty() {
             return;
         }
         let (owner, generation) = (self.owner.clone(), self.generation);

@@ -1,4 +1,4 @@
-//! The file of texts: a snapshot of the corpus, kept over a restart.
+//! The file of texts: a snapshot of the corpus, which survives a restart.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -43,8 +43,8 @@ pub fn sibling(snapshot: &Path) -> PathBuf {
     name.into()
 }
 
-/// Takes cleared texts out of a snapshot, if there is one. If it cannot be written anew (as on a
-/// full disk) it is removed: the texts that were not cleared come back with the next one.
+/// Removes cleared texts from a snapshot, if there is one. If it cannot be rewritten (as on a full
+/// disk) it is deleted: the next one has the texts that were not cleared.
 pub(super) fn forget(file: &Path, memory: &Corpus, now: Tick) -> Result<(), SnapshotError> {
     if file.exists() {
         let Err(error) = write(file, memory, now) else { return Ok(()) };
@@ -93,7 +93,7 @@ pub(super) fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotErr
     let body = body.get(1..).unwrap_or_default();
     let head: Head = serde_json::from_slice(head)?;
     if head.version != VERSION {
-        return Err(SnapshotError::Version { found: head.version, own: VERSION });
+        return Err(SnapshotError::Version { found: head.version, supported: VERSION });
     }
     if hexadecimal(&Sha256::digest(body)) != head.sha256 {
         return Err(SnapshotError::Damaged);

@@ -127,7 +127,7 @@ fn a_damaged_snapshot_is_refused_whole() {
         assert_eq!(corpus.holdings().len(), 0);
     }
     std::fs::write(&file, "{\"version\":2,\"saved\":0,\"sha256\":\"\"}\n").unwrap();
-    assert!(matches!(corpus.load(&file), Err(SnapshotError::Version { found: 2, own: 1 })));
+    assert!(matches!(corpus.load(&file), Err(SnapshotError::Version { found: 2, supported: 1 })));
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! The files of a recording: segments of records, encrypted if there is a key.
 //!
-//! A segment is a first line, which names its version and whether it is encrypted, and records.
+//! A segment is a first line, with its version and encryption, and records.
 //! Each is its length in bytes (32 bits, little endian), the complement of that, and that many
 //! bytes: the record as JSON and the first eight bytes of its SHA-256, or 12 random bytes and the
-//! record, sealed with them by AES-256-GCM. A process that ends while it writes leaves a last
-//! record, or a first line, that is too short, and so does a segment that is read while it is
-//! written; it is left out. Anything else that does not fit is damage, reported by file and offset.
+//! record, sealed with them by AES-256-GCM. If the process ended while it wrote, or if the segment
+//! is still being written, the last record or the first line is too short; it is skipped. Anything
+//! else that does not fit is damage, reported by file and offset.
 
 use std::fs;
 use std::io;
@@ -106,9 +106,11 @@ pub(super) fn frame(payload: &[u8], cipher: Option<&Cipher>) -> io::Result<Vec<u
         Some(cipher) => cipher.seal(payload, SEALED)?,
         None => [payload, &checksum(payload)].concat(),
     };
-    let len = u32::try_from(body.len()).ok().filter(|_| body.len() <= MAX_RECORD);
-    let len =
-        len.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a record of more than 64 MiB"))?;
+    let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "a record of more than 64 MiB");
+    if body.len() > MAX_RECORD {
+        return Err(too_large());
+    }
+    let len = u32::try_from(body.len()).map_err(|_| too_large())?;
     Ok([&len.to_le_bytes()[..], &(!len).to_le_bytes(), &body].concat())
 }
 

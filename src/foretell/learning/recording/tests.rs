@@ -160,20 +160,20 @@ fn a_purge_removes_and_recording_goes_on_in_a_new_segment() {
     for record in &records {
         writer.write(record).unwrap();
     }
-    let purged = |which: &Purged| {
-        let Purge { gone, left, failed } = purge(&settings.dir, None, which).unwrap();
+    let purged = |which: &PurgeScope| {
+        let Purge { gone, remaining, failed } = purge(&settings.dir, None, which).unwrap();
         assert!(failed.is_empty(), "{failed:?}");
-        (gone, left)
+        (gone, remaining)
     };
-    assert_eq!(purged(&Purged::Tenant("a".to_owned())), (1, 2));
+    assert_eq!(purged(&PurgeScope::Tenant("a".to_owned())), (1, 2));
     writer.write(&records[0]).unwrap();
     assert_eq!(segment::list(&settings.dir).unwrap().len(), 2);
-    assert_eq!(purged(&Purged::Before(3)), (2, 1));
+    assert_eq!(purged(&PurgeScope::Before(3)), (2, 1));
     assert_eq!(read(&settings.dir, None).unwrap(), records[2..]);
     fs::write(settings.dir.join("1.records"), "damaged").unwrap();
     fs::write(settings.dir.join("1.records.new"), "of a purge that was ended").unwrap();
-    let damaged = purge(&settings.dir, None, &Purged::Before(4)).unwrap();
-    assert_eq!((damaged.gone, damaged.left, damaged.failed.len()), (1, 0, 1), "the others are purged");
+    let damaged = purge(&settings.dir, None, &PurgeScope::Before(4)).unwrap();
+    assert_eq!((damaged.gone, damaged.remaining, damaged.failed.len()), (1, 0, 1), "the others are purged");
     assert!(!settings.dir.join("1.records.new").exists());
     purge_all(&settings.dir).unwrap();
     drop(writer);
@@ -190,8 +190,8 @@ fn a_purge_leaves_no_incomplete_record_behind() {
     fs::write(&path, &whole[..whole.len() - 2]).unwrap();
     let holds = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap()).contains("444444");
     assert!(holds(&path));
-    let purged = purge(&settings.dir, None, &Purged::Tenant("a".to_owned())).unwrap();
-    assert_eq!((purged.gone, purged.left), (0, 1));
+    let purged = purge(&settings.dir, None, &PurgeScope::Tenant("a".to_owned())).unwrap();
+    assert_eq!((purged.gone, purged.remaining), (0, 1));
     assert!(!holds(&path));
 }
 

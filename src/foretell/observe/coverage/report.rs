@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-/// Output tokens since the start of a process, by the way in which they came about.
+/// Output tokens since the start of a process, by path and reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct CoverageReport {
     /// When the process began, Unix seconds.
     pub since: f64,
     /// Requests for text that have ended.
@@ -16,7 +16,7 @@ pub struct Report {
     /// The part of these that is estimated, because an answer did not report its usage.
     pub estimated_tokens: u64,
     /// Share of the tokens of requests that may be speculated on: path `speculated`, and `plain`
-    /// unless its reason holds for good; `None` without a token.
+    /// unless its reason is permanent; `None` without a token.
     pub may_speculate: Option<f64>,
     /// Share of the tokens of requests that were speculated on; `None` without a token.
     pub speculated: Option<f64>,
@@ -24,23 +24,22 @@ pub struct Report {
     /// `None` while none is projected.
     pub expected_speedup: Option<f64>,
     /// Reasons for which the others were relayed or decoded plainly, by number of tokens.
-    pub rest: Vec<Rest>,
+    pub rest: Vec<IneligibleTokens>,
     /// Every combination of names, by number of tokens; at most 500, then one of all others.
-    pub rows: Vec<Row>,
+    pub rows: Vec<CoverageRow>,
     /// The report in one sentence.
     pub sentence: String,
 }
 
 /// Tokens that may not be speculated on for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rest {
+pub struct IneligibleTokens {
     /// The reason, as in metrics.
     pub reason: String,
     /// The policy that is the reason; empty if none is.
     pub policy: String,
     /// The reason in plain words.
     pub words: String,
-    /// Output tokens.
     pub tokens: u64,
     /// Their share in all output tokens.
     pub share: f64,
@@ -48,14 +47,12 @@ pub struct Rest {
 
 /// Tokens of requests that have all these names in common. Names are those of labels of metrics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct CoverageRow {
     /// The policy, without its revision; empty without one.
     pub policy: String,
     /// The backend; empty if none was chosen.
     pub backend: String,
-    /// The API.
     pub route: String,
-    /// How they were served.
     pub path: String,
     /// Reason for which they were not speculated on, or not to the end; empty if there is none.
     pub reason: String,
@@ -67,14 +64,14 @@ pub struct Row {
     pub share: f64,
 }
 
-impl Row {
+impl CoverageRow {
     /// Policy, backend, route, path and reason.
     pub fn names(&self) -> [&str; 5] {
         [&self.policy, &self.backend, &self.route, &self.path, &self.reason]
     }
 }
 
-impl Report {
+impl CoverageReport {
     /// The report in one sentence.
     pub(super) fn summary(&self) -> String {
         let Some(may) = self.may_speculate else {
@@ -89,7 +86,7 @@ impl Report {
         if let Some(speedup) = self.expected_speedup {
             let _ = write!(said, "; expected {speedup:.1}×");
         }
-        if let Some(Rest { reason, policy, share, .. }) = self.rest.first() {
+        if let Some(IneligibleTokens { reason, policy, share, .. }) = self.rest.first() {
             let policy = if policy.is_empty() { String::new() } else { format!(" {policy}") };
             let _ = write!(said, "; the largest rest: {reason}{policy}, {}", percent(*share));
         }
@@ -121,7 +118,7 @@ mod tests {
 
     #[test]
     fn there_is_a_sentence_without_traffic_too() {
-        let empty = Report {
+        let empty = CoverageReport {
             since: 0.0,
             requests: 0,
             tokens: 0,
@@ -134,9 +131,9 @@ mod tests {
             sentence: String::new(),
         };
         assert_eq!(empty.summary(), "No request for text has ended yet");
-        let failed = Report { requests: 3, ..empty.clone() };
+        let failed = CoverageReport { requests: 3, ..empty.clone() };
         assert_eq!(failed.summary(), "No output token was counted yet");
-        let all = Report { may_speculate: Some(1.0), expected_speedup: None, ..empty };
+        let all = CoverageReport { may_speculate: Some(1.0), expected_speedup: None, ..empty };
         assert_eq!(all.summary(), "100 % of your output tokens may be speculated on");
     }
 }

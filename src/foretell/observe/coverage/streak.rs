@@ -1,5 +1,5 @@
-//! Notices a minute of traffic of which no output was eligible for speculation: the operator hears
-//! of it with the remedy, by a line of the log, on the status page, and by a metric.
+//! Detects a minute of traffic of which no output was eligible for speculation: a line of the log,
+//! the status page and a metric report it, with the remedy.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use foretell_core::words::{PlainReason, Reason, RelayReason};
 
 /// Time between the first and the last request of a streak that is a problem.
 const LONG: Duration = Duration::from_mins(1);
-/// A streak without a request for this long is history.
+/// A streak without a request for this long is forgotten.
 const PAST: Duration = Duration::from_mins(15);
 /// Maximum number of reasons that are counted separately.
 const REASONS: usize = 64;
@@ -47,7 +47,7 @@ impl Streak {
             *self = Self::default();
             return if ended { Change::Ended } else { Change::None };
         }
-        if finished.output_tokens == 0 || is_wished(finished.reason) {
+        if finished.usage.output_tokens == 0 || is_wished(finished.reason) {
             return Change::None;
         }
         self.first.get_or_insert(now);
@@ -55,7 +55,7 @@ impl Streak {
         self.requests += 1;
         let key = (finished.reason, finished.parameter.clone().unwrap_or_default());
         if self.tokens.len() < REASONS || self.tokens.contains_key(&key) {
-            *self.tokens.entry(key).or_default() += u64::from(finished.output_tokens);
+            *self.tokens.entry(key).or_default() += u64::from(finished.usage.output_tokens);
         }
         match self.problem(now) {
             Some(problem) if !self.warned => {
@@ -88,7 +88,7 @@ impl Streak {
     }
 }
 
-/// True if the operator's mode or the client asked for it.
+/// True if the operator's mode or the client is the reason.
 fn is_wished(reason: Option<Reason>) -> bool {
     matches!(
         reason,
@@ -124,14 +124,19 @@ fn remedy(reason: Reason) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::TokenUsage;
     use foretell_engines::openai::{Path, Route};
+
+    fn usage(output_tokens: u32) -> TokenUsage {
+        TokenUsage { output_tokens, ..TokenUsage::default() }
+    }
 
     fn relayed(reason: RelayReason) -> Finished {
         Finished {
             route: Some(Route::Chat.into()),
             reason: Some(reason.into()),
             parameter: Some("top_p".to_owned()),
-            output_tokens: 10,
+            usage: usage(10),
             ..Finished::new(Path::Relayed, "b")
         }
     }
@@ -148,7 +153,7 @@ mod tests {
             Change::None,
             "the operator's own mode"
         );
-        assert_eq!(streak.finish(&Finished { output_tokens: 0, ..unknown.clone() }, at(61)), Change::None);
+        assert_eq!(streak.finish(&Finished { usage: usage(0), ..unknown.clone() }, at(61)), Change::None);
         assert_eq!(streak.finish(&unknown, at(59)), Change::None);
         let Change::Begun(problem) = streak.finish(&unknown, at(60)) else { panic!("not noticed") };
         assert!(problem.starts_with(
@@ -157,7 +162,7 @@ mod tests {
         assert!(problem.contains("--enable-scale-out"), "{problem}");
         assert_eq!(streak.finish(&unknown, at(70)), Change::None);
         assert!(streak.problem(at(71)).is_some() && streak.problem(at(70) + PAST).is_none());
-        let eligible = Finished { output_tokens: 1, ..Finished::new(Path::Plain, "b") };
+        let eligible = Finished { usage: usage(1), ..Finished::new(Path::Plain, "b") };
         assert_eq!(streak.finish(&eligible, at(80)), Change::Ended);
         assert_eq!((streak.problem(at(80)), streak.finish(&eligible, at(81))), (None, Change::None));
     }

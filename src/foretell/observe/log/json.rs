@@ -14,8 +14,8 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
-/// Prefix of the targets of our own crates.
-const OWN: &str = env!("CARGO_PKG_NAME");
+/// Prefix of the targets of Foretell's crates.
+const CRATE_PREFIX: &str = env!("CARGO_PKG_NAME");
 
 /// Formats an event as one JSON object per line.
 pub(super) struct JsonLines;
@@ -38,9 +38,9 @@ where
         SystemTime.format_time(&mut line)?;
         write!(line, "\",\"level\":\"{}\"", about.level())?;
         let spans = context.event_scope().into_iter().flat_map(Scope::from_root);
-        // Spans of other crates are left out: their fields may have the same names with other
+        // Spans of other crates are omitted: their fields may have the same names with other
         // meanings.
-        for span in spans.filter(|span| span.metadata().target().starts_with(OWN)) {
+        for span in spans.filter(|span| span.metadata().target().starts_with(CRATE_PREFIX)) {
             if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
                 line.write_str(&fields.fields)?;
             }

@@ -56,8 +56,8 @@ pub fn dropped() -> u64 {
     unqueued + COUNTS.failed.load(Ordering::Relaxed)
 }
 
-/// Waits until every line logged so far has left the queue, at most `within`, so that a reader that
-/// does not read cannot delay the end of the process.
+/// Waits until every line logged so far is out of the queue, at most `within`, so that a reader
+/// that does not read cannot delay the end of the process.
 pub fn flush(within: Duration) {
     let start = Instant::now();
     let wanted = COUNTS.logged.load(Ordering::Acquire);
@@ -98,12 +98,12 @@ impl<'a> MakeWriter<'a> for Lines {
 struct Stderr(Result<File, io::Stderr>);
 
 impl Stderr {
-    /// Uses a duplicate of the descriptor: the lock of [`io::stderr`] would be held while a write
-    /// is stuck, and everything else that prints would wait for it.
+    /// Uses a duplicate of the descriptor: a stuck write would lock [`io::stderr`], and everything
+    /// else that prints would wait for it.
     fn open() -> Self {
         let stderr = io::stderr();
-        let own = stderr.as_fd().try_clone_to_owned();
-        Self(own.map(File::from).map_err(|_| stderr))
+        let duplicate = stderr.as_fd().try_clone_to_owned();
+        Self(duplicate.map(File::from).map_err(|_| stderr))
     }
 }
 

@@ -17,13 +17,13 @@ pub(super) struct ConfigMetrics {
 
 impl ConfigMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
-        let build = new.kept(make::gauges(metric::BUILD))?;
+        let build = new.register(make::gauges(metric::BUILD))?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         let config = Self {
-            info: new.kept(make::gauges(metric::CONFIG))?,
-            synchronized: new.kept(make::int_gauge(metric::SYNCHRONIZED))?,
-            success: new.kept(make::gauge(metric::CONFIG_SUCCESS))?,
-            reloads: new.kept(make::counters(metric::RELOADS))?,
+            info: new.register(make::gauges(metric::CONFIG))?,
+            synchronized: new.register(make::int_gauge(metric::SYNCHRONIZED))?,
+            success: new.register(make::gauge(metric::CONFIG_SUCCESS))?,
+            reloads: new.register(make::counters(metric::RELOADS))?,
         };
         config.synchronized.set(1);
         for result in ["success", "failure"] {

@@ -20,11 +20,11 @@ pub struct CorpusMetrics {
 impl CorpusMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         let metrics = Self {
-            bytes: new.kept(make::int_gauge(metric::CORPUS_BYTES))?,
-            tokens: new.kept(make::int_gauge(metric::CORPUS_TOKENS))?,
-            texts: new.kept(make::int_gauge(metric::CORPUS_TEXTS))?,
-            events: new.kept(make::counters(metric::CORPUS_EVENTS))?,
-            recorded: new.kept(make::counters(metric::RECORDED))?,
+            bytes: new.register(make::int_gauge(metric::CORPUS_BYTES))?,
+            tokens: new.register(make::int_gauge(metric::CORPUS_TOKENS))?,
+            texts: new.register(make::int_gauge(metric::CORPUS_TEXTS))?,
+            events: new.register(make::counters(metric::CORPUS_EVENTS))?,
+            recorded: new.register(make::counters(metric::RECORDED))?,
         };
         for result in ["written", "dropped", "failed"] {
             metrics.recorded.with_label_values(&[result]);
@@ -46,11 +46,10 @@ impl CorpusMetrics {
     }
 
     /// Sets the current sizes, and the counts of events since the start.
-    pub fn holds(&self, held: Holdings, events: Events) {
-        let level = |gauge: &IntGauge, value: usize| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-        level(&self.bytes, held.bytes);
-        level(&self.tokens, held.tokens);
-        level(&self.texts, held.texts);
+    pub fn set(&self, sizes: Holdings, events: Events) {
+        make::set(&self.bytes, sizes.bytes as u64);
+        make::set(&self.tokens, sizes.tokens as u64);
+        make::set(&self.texts, sizes.texts as u64);
         let Events { learnt, known, evicted, expired } = events;
         for (event, count) in
             [("learnt", learnt), ("known", known), ("evicted", evicted), ("expired", expired)]

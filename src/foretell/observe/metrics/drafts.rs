@@ -31,7 +31,7 @@ impl DraftKind {
 pub enum DraftLoss {
     /// It took longer than `timeouts.draft`, if that is set.
     Timeout,
-    /// It took longer than the session's own limit.
+    /// It took longer than the session waits.
     Patience,
     /// The drafter failed.
     Fault,
@@ -54,7 +54,7 @@ impl DraftLoss {
 
 #[derive(Debug)]
 pub(super) struct DraftCounts {
-    asked: IntCounterVec,
+    requested: IntCounterVec,
     lost: IntCounterVec,
 }
 
@@ -62,11 +62,11 @@ impl DraftCounts {
     /// Counters at zero for every kind and cause, registered.
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         let counts = Self {
-            asked: new.kept(make::counters(metric::DRAFTS))?,
-            lost: new.kept(make::counters(metric::DRAFTS_LOST))?,
+            requested: new.register(make::counters(metric::DRAFTS))?,
+            lost: new.register(make::counters(metric::DRAFTS_LOST))?,
         };
         for kind in DraftKind::ALL {
-            counts.asked.with_label_values(&[kind.name()]);
+            counts.requested.with_label_values(&[kind.name()]);
             for cause in DraftLoss::ALL {
                 counts.lost.with_label_values(&[kind.name(), cause.name()]);
             }
@@ -74,8 +74,8 @@ impl DraftCounts {
         Ok(counts)
     }
 
-    pub(super) fn asked(&self, kind: DraftKind) {
-        self.asked.with_label_values(&[kind.name()]).inc();
+    pub(super) fn requested(&self, kind: DraftKind) {
+        self.requested.with_label_values(&[kind.name()]).inc();
     }
 
     pub(super) fn lost(&self, kind: DraftKind, cause: DraftLoss) {

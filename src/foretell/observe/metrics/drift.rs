@@ -1,5 +1,5 @@
-//! Metrics of lossy accept rules: how far outputs drifted from the target's own distribution, and
-//! where a rule was not relaxed.
+//! Metrics of lossy accept rules: drift of outputs from the target's distribution, and positions
+//! at which a rule was not relaxed.
 
 use prometheus::{CounterVec, IntCounterVec};
 
@@ -18,14 +18,14 @@ pub(super) struct DriftMetrics {
 impl DriftMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         Ok(Self {
-            tv: new.kept(make::sums(metric::DRIFT_TV))?,
-            substitutions: new.kept(make::counters(metric::SUBSTITUTIONS))?,
-            positions: new.kept(make::counters(metric::DRIFT_POSITIONS))?,
+            tv: new.register(make::sums(metric::DRIFT_TV))?,
+            substitutions: new.register(make::counters(metric::SUBSTITUTIONS))?,
+            positions: new.register(make::counters(metric::DRIFT_POSITIONS))?,
         })
     }
 
     pub(super) fn finish(&self, finished: &Finished, policy: &str) {
-        let drift = finished.drift;
+        let drift = finished.speculation.drift;
         if drift == Ledger::default() {
             return;
         }

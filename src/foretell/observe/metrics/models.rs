@@ -1,6 +1,6 @@
 //! Values of the `model` label. Clients choose model names freely, so the values are limited: a
-//! model of the configuration always has its own, any other gets one after a successful answer, up
-//! to a maximum number.
+//! model of the configuration always is one, any other becomes one by its first successful answer,
+//! up to a maximum number.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 
 /// Maximum number of values for models that the configuration does not name.
 const MAX: usize = 100;
-/// Value for models without one of their own.
+/// Value for all other models.
 pub(super) const OTHER: &str = "other";
 
 #[derive(Debug, Default)]

@@ -5,12 +5,12 @@ use std::time::Duration;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
 use super::models::{ModelLabels, OTHER as OTHER_MODEL};
-use super::{Held, Maker};
+use super::{InFlight, Maker};
 use crate::observe::{Finished, make};
 use foretell_core::words::{Reason, RelayReason, metric};
 use foretell_engines::openai::{Api, Path, Route};
 
-/// The route of requests that do not ask for text.
+/// The route of requests for anything but text.
 const OTHER: &str = "other";
 /// The class of answers that failed.
 const FAILED: &str = "5xx";
@@ -41,24 +41,24 @@ pub(super) struct RequestMetrics {
 
 impl RequestMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
-        let gaps = new.kept(make::histograms(metric::INTER_TOKEN_LATENCY))?;
+        let gaps = new.register(make::histograms(metric::INTER_TOKEN_LATENCY))?;
         let metrics = Self {
-            ttft: new.kept(make::histograms(metric::TTFT))?,
-            e2e: new.kept(make::histograms(metric::E2E_LATENCY))?,
+            ttft: new.register(make::histograms(metric::TTFT))?,
+            e2e: new.register(make::histograms(metric::E2E_LATENCY))?,
             gaps: [Path::Speculated, Path::Plain, Path::Relayed]
                 .map(|path| gaps.with_label_values(&[path.name()])),
             models: ModelLabels::default(),
-            finished: new.kept(make::counters(metric::REQUESTS))?,
-            in_flight: new.kept(make::int_gauge(metric::IN_FLIGHT))?,
-            streams: new.kept(make::int_gauge(metric::STREAMS))?,
-            disconnects: new.kept(make::counter(metric::DISCONNECTS))?,
-            broken: new.kept(make::counter(metric::BROKEN))?,
-            first_token: new.kept(make::histograms(metric::TIME_TO_FIRST_TOKEN))?,
-            added: new.kept(make::histogram(metric::ADDED_TTFT))?,
-            per_token: new.kept(make::histograms(metric::TIME_PER_TOKEN))?,
-            duration: new.kept(make::histograms(metric::REQUEST_DURATION))?,
-            tokens: new.kept(make::counters(metric::OUTPUT_TOKENS))?,
-            holdback: new.kept(make::counters(metric::HOLDBACK))?,
+            finished: new.register(make::counters(metric::REQUESTS))?,
+            in_flight: new.register(make::int_gauge(metric::IN_FLIGHT))?,
+            streams: new.register(make::int_gauge(metric::STREAMS))?,
+            disconnects: new.register(make::counter(metric::DISCONNECTS))?,
+            broken: new.register(make::counter(metric::BROKEN))?,
+            first_token: new.register(make::histograms(metric::TIME_TO_FIRST_TOKEN))?,
+            added: new.register(make::histogram(metric::ADDED_TTFT))?,
+            per_token: new.register(make::histograms(metric::TIME_PER_TOKEN))?,
+            duration: new.register(make::histograms(metric::REQUEST_DURATION))?,
+            tokens: new.register(make::counters(metric::OUTPUT_TOKENS))?,
+            holdback: new.register(make::counters(metric::HOLDBACK))?,
         };
         metrics.finished.with_label_values(&["", OTHER, "", Path::Relayed.name(), UNREACHABLE, FAILED]);
         for model in ["", OTHER_MODEL] {
@@ -67,7 +67,6 @@ impl RequestMetrics {
         Ok(metrics)
     }
 
-    /// Models of the configuration: each has a label of its own.
     pub(super) fn configured<'a>(&self, models: impl IntoIterator<Item = &'a str>) {
         let models: Vec<&str> = models.into_iter().collect();
         self.models.configured(models.iter().copied());
@@ -96,19 +95,18 @@ impl RequestMetrics {
         }
     }
 
-    pub(super) fn hold(&self) -> Held {
-        Held::new(&self.in_flight)
+    pub(super) fn begin_request(&self) -> InFlight {
+        InFlight::new(&self.in_flight)
     }
 
     pub(super) fn in_flight(&self) -> i64 {
         self.in_flight.get()
     }
 
-    pub(super) fn hold_stream(&self) -> Held {
-        Held::new(&self.streams)
+    pub(super) fn begin_stream(&self) -> InFlight {
+        InFlight::new(&self.streams)
     }
 
-    /// A piece of output followed the one before it after `gap`.
     pub(super) fn gap(&self, path: Path, gap: Duration) {
         let [speculated, plain, relayed] = &self.gaps;
         let histogram = match path {
@@ -138,8 +136,10 @@ impl RequestMetrics {
                     UNREACHABLE,
                     FAILED,
                 ]);
-                for path in [Path::Plain, Path::Speculated].into_iter().filter(|_| !policy.is_empty()) {
-                    self.finished.with_label_values(&[&*model, route, policy, path.name(), "", FAILED]);
+                if !policy.is_empty() {
+                    for path in [Path::Plain, Path::Speculated] {
+                        self.finished.with_label_values(&[&*model, route, policy, path.name(), "", FAILED]);
+                    }
                 }
             }
         }
@@ -151,35 +151,35 @@ impl RequestMetrics {
         }
         self.times(finished, path);
         self.tokens(finished);
-        if finished.held_back {
+        if finished.holdback {
             self.holdback.with_label_values(&[policy]).inc();
         }
     }
 
     fn times(&self, finished: &Finished, path: &str) {
         if finished.is_completion() {
-            if let Some(first) = finished.first_byte {
+            if let Some(first) = finished.timing.first_byte {
                 self.ttft.with_label_values(&[path]).observe(first.as_secs_f64());
             }
-            self.e2e.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
+            self.e2e.with_label_values(&[path]).observe(finished.timing.duration.as_secs_f64());
         }
-        if let Some(first) = finished.first_byte {
+        if let Some(first) = finished.timing.first_byte {
             self.first_token.with_label_values(&[path]).observe(first.as_secs_f64());
         }
-        if let Some(added) = finished.added {
+        if let Some(added) = finished.timing.added {
             self.added.observe(added.as_secs_f64());
         }
         if let Some(seconds) = finished.seconds_per_token() {
             self.per_token.with_label_values(&[path]).observe(seconds);
         }
-        self.duration.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
+        self.duration.with_label_values(&[path]).observe(finished.timing.duration.as_secs_f64());
     }
 
     fn tokens(&self, finished: &Finished) {
         let Some(route) = finished.route else { return };
         let reason = finished.reason.map_or("", Reason::name);
         let labels = [finished.path.name(), reason, route.name()];
-        self.tokens.with_label_values(&labels).inc_by(u64::from(finished.output_tokens));
+        self.tokens.with_label_values(&labels).inc_by(u64::from(finished.usage.output_tokens));
     }
 }
 

@@ -25,41 +25,44 @@ pub(super) struct RoundMetrics {
 impl RoundMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         Ok(Self {
-            rounds: new.kept(make::counters(metric::NUM_DRAFTS))?,
-            drafted: new.kept(make::counters(metric::DRAFT_TOKENS))?,
-            accepted: new.kept(make::counters(metric::ACCEPTED_TOKENS))?,
-            accepted_at: new.kept(make::counters(metric::ACCEPTED_PER_POSITION))?,
-            drafted_at: new.kept(make::counters(metric::DRAFTED_PER_POSITION))?,
-            verify: new.kept(make::histogram(metric::VERIFY_SECONDS))?,
-            draft: new.kept(make::histogram(metric::DRAFT_SECONDS))?,
-            gamma: new.kept(make::histogram(metric::GAMMA))?,
-            saved: new.kept(make::sums(metric::SAVED))?,
-            wasted: new.kept(make::sums(metric::WASTED))?,
-            calls: new.kept(make::counters(metric::VERIFY_CALLS))?,
-            extra: new.kept(make::counters(metric::EXTRA_TOKENS))?,
+            rounds: new.register(make::counters(metric::NUM_DRAFTS))?,
+            drafted: new.register(make::counters(metric::DRAFT_TOKENS))?,
+            accepted: new.register(make::counters(metric::ACCEPTED_TOKENS))?,
+            accepted_at: new.register(make::counters(metric::ACCEPTED_PER_POSITION))?,
+            drafted_at: new.register(make::counters(metric::DRAFTED_PER_POSITION))?,
+            verify: new.register(make::histogram(metric::VERIFY_SECONDS))?,
+            draft: new.register(make::histogram(metric::DRAFT_SECONDS))?,
+            gamma: new.register(make::histogram(metric::GAMMA))?,
+            saved: new.register(make::sums(metric::SAVED))?,
+            wasted: new.register(make::sums(metric::WASTED))?,
+            calls: new.register(make::counters(metric::VERIFY_CALLS))?,
+            extra: new.register(make::counters(metric::EXTRA_TOKENS))?,
         })
     }
 
     pub(super) fn finish(&self, finished: &Finished, policy: &str) {
-        let prompt = prompt_bucket(finished.prompt_tokens as usize);
-        for round in &finished.rounds {
+        let prompt = prompt_bucket(finished.usage.prompt_tokens as usize);
+        for round in &finished.speculation.rounds {
             self.round(round, policy, prompt);
         }
-        for (method, &calls) in finished.calls.by_method() {
+        for (method, &calls) in finished.speculation.calls.by_method() {
             if calls > 0 {
-                self.calls.with_label_values(&[&finished.backend, method.name()]).inc_by(u64::from(calls));
+                self.calls
+                    .with_label_values(&[&finished.upstream.backend, method.name()])
+                    .inc_by(u64::from(calls));
             }
         }
-        for (source, tokens) in
-            [("reported", finished.calls.reported), ("estimated", finished.calls.estimated)]
-        {
+        for (source, tokens) in [
+            ("reported", finished.speculation.calls.reported),
+            ("estimated", finished.speculation.calls.estimated),
+        ] {
             if tokens > 0 {
-                self.extra.with_label_values(&[&*finished.backend, source]).inc_by(tokens);
+                self.extra.with_label_values(&[&*finished.upstream.backend, source]).inc_by(tokens);
             }
         }
-        if finished.calls.any() {
-            self.saved.with_label_values(&[policy]).inc_by(finished.balance.saved.max(0.0));
-            self.wasted.with_label_values(&[policy]).inc_by(finished.balance.wasted.max(0.0));
+        if finished.speculation.calls.any() {
+            self.saved.with_label_values(&[policy]).inc_by(finished.speculation.balance.saved.max(0.0));
+            self.wasted.with_label_values(&[policy]).inc_by(finished.speculation.balance.wasted.max(0.0));
         }
     }
 

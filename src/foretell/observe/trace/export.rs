@@ -1,6 +1,6 @@
 //! Sends spans to a collector, by OTLP over HTTP.
 //!
-//! No request waits for it: spans wait in a bounded queue for a task of their own, and spans that
+//! No request waits for it: a task sends the spans from a queue of limited length, and spans that
 //! find no room, or that the collector refuses, are dropped and counted.
 
 use std::fmt;

@@ -4,11 +4,11 @@
 use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
-use opentelemetry::trace::{Event, SpanId, SpanKind, Status};
+use opentelemetry::trace::{Event, SpanContext, SpanId, SpanKind, Status, TraceFlags};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
-use super::{Trace, context};
+use super::Trace;
 use crate::observe::{Finished, Round};
 use foretell_core::words::{Ledger, Reason};
 use foretell_engines::openai::{Api, Route};
@@ -29,9 +29,9 @@ impl Attributes {
 }
 
 /// The span of the request, and one for each of its rounds.
-pub(super) fn of(finished: &Finished, trace: &Trace) -> Vec<SpanData> {
+pub(in crate::observe) fn spans(finished: &Finished, trace: &Trace) -> Vec<SpanData> {
     let mut spans = vec![request(finished, trace)];
-    spans.extend(finished.rounds.iter().map(|round| self::round(finished, round, trace)));
+    spans.extend(finished.speculation.rounds.iter().map(|round| self::round(finished, round, trace)));
     spans
 }
 
@@ -49,31 +49,34 @@ fn request(finished: &Finished, trace: &Trace) -> SpanData {
     is.set("gen_ai.operation.name", operation);
     is.maybe("gen_ai.request.model", finished.model.clone());
     is.set("http.response.status_code", i64::from(finished.status));
-    if finished.prompt_tokens > 0 {
-        is.set("gen_ai.usage.input_tokens", i64::from(finished.prompt_tokens));
+    if finished.usage.prompt_tokens > 0 {
+        is.set("gen_ai.usage.input_tokens", i64::from(finished.usage.prompt_tokens));
     }
-    if finished.output_tokens > 0 {
-        is.set("gen_ai.usage.output_tokens", i64::from(finished.output_tokens));
+    if finished.usage.output_tokens > 0 {
+        is.set("gen_ai.usage.output_tokens", i64::from(finished.usage.output_tokens));
     }
     is.set("foretell.request_id", finished.id.clone());
-    is.set("foretell.backend", finished.backend.clone());
+    is.set("foretell.backend", finished.upstream.backend.clone());
     is.set("foretell.path", finished.path.name());
     is.maybe("foretell.reason", finished.reason.map(Reason::name));
     is.maybe("foretell.parameter", finished.parameter.clone());
     is.maybe("foretell.policy", finished.policy.clone());
-    is.maybe("foretell.time_to_first_byte_seconds", finished.first_byte.map(|first| first.as_secs_f64()));
-    if !finished.rounds.is_empty() {
-        is.set("foretell.rounds", finished.rounds.len() as i64);
+    is.maybe(
+        "foretell.time_to_first_byte_seconds",
+        finished.timing.first_byte.map(|first| first.as_secs_f64()),
+    );
+    if !finished.speculation.rounds.is_empty() {
+        is.set("foretell.rounds", finished.speculation.rounds.len() as i64);
         is.set("foretell.drafted", i64::from(finished.drafted()));
         is.set("foretell.accepted", i64::from(finished.accepted()));
     }
     is.maybe("foretell.mean_acceptance_length", finished.mean_acceptance_length());
-    if finished.drift != Ledger::default() {
-        is.set("foretell.drift.charged", finished.drift.charged);
-        is.set("foretell.drift.substitutions", i64::from(finished.drift.substitutions));
+    if finished.speculation.drift != Ledger::default() {
+        is.set("foretell.drift.charged", finished.speculation.drift.charged);
+        is.set("foretell.drift.substitutions", i64::from(finished.speculation.drift.substitutions));
     }
     is.set("foretell.client_gone", finished.client_gone);
-    let failed = finished.error.is_some() || finished.status >= 500;
+    let failed = finished.has_failed();
     if failed {
         is.set("error.type", finished.status.to_string());
     }
@@ -87,10 +90,10 @@ fn request(finished: &Finished, trace: &Trace) -> SpanData {
         None => Cow::Borrowed(operation),
     };
     let mut events = SpanEvents::default();
-    if let Some(first) = finished.first_byte {
+    if let Some(first) = finished.timing.first_byte {
         events.events.push(Event::new("first byte", finished.time + first, Vec::new(), 0));
     }
-    let times = (finished.time, finished.duration);
+    let times = (finished.time, finished.timing.duration);
     SpanData {
         parent_span_is_remote: trace.parent.is_some(),
         status,
@@ -113,7 +116,7 @@ fn round(finished: &Finished, round: &Round, trace: &Trace) -> SpanData {
 
 fn span(
     trace: &Trace,
-    own: SpanId,
+    id: SpanId,
     parent: SpanId,
     kind: SpanKind,
     name: Cow<'static, str>,
@@ -121,7 +124,7 @@ fn span(
     Attributes(attributes): Attributes,
 ) -> SpanData {
     SpanData {
-        span_context: context(trace, own),
+        span_context: SpanContext::new(trace.id, id, TraceFlags::SAMPLED, false, trace.state.clone()),
         parent_span_id: parent,
         parent_span_is_remote: false,
         span_kind: kind,

@@ -47,7 +47,8 @@ impl WholeParser {
     pub async fn parts(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Parts {
         let own = self.own(prompt, output);
         let counted = own.as_ref().map(|own| own.reasoning_tokens);
-        let proof = Proof { alike: self.traits.whole_parsed_alike(), parsers: self.identity.engine.parsers };
+        let proof =
+            Proof { alike: self.traits.buffered_parsed_alike(), parsers: self.identity.engine.parsers };
         let proven = proof.is_enough_for(&self.request) && !self.traits.misparsed();
         if own.is_some() && proven && !fresh_seed().is_multiple_of(JUDGED) {
             return Parts { whole: own, reasoning_tokens: counted, difference: None };
@@ -63,7 +64,7 @@ impl WholeParser {
         let difference = difference(own, servers);
         if difference.is_none() {
             let seen = PartsSeen { reasoning: own.reasoning.is_some(), calls: !own.calls.is_empty() };
-            self.traits.has_parsed_whole_alike(seen);
+            self.traits.has_parsed_buffered_alike(seen);
         }
         // Where both are the same, the own parts have the ids that the model wrote.
         let whole = if difference.is_some() { servers } else { own };

@@ -45,7 +45,7 @@ impl End {
 
     /// The usage as the backend alone would report it.
     pub(super) fn plain_usage(&self, told: &Finished) -> Value {
-        self.usage.to_value(u64::from(told.output_tokens), None)
+        self.usage.to_value(u64::from(told.usage.output_tokens), None)
     }
 
     /// The usage that the client sees. `prediction`: the client sent its own predicted output.
@@ -63,7 +63,7 @@ impl End {
         // An answer that stayed plain has no member that the backend would not have sent.
         let speculated_usage =
             Some(&speculated_usage).filter(|speculated_usage| speculated_usage.path == Path::Speculated);
-        usage.to_value(u64::from(told.output_tokens), speculated_usage)
+        usage.to_value(u64::from(told.usage.output_tokens), speculated_usage)
     }
 }
 
@@ -97,10 +97,10 @@ pub fn trailer_fields(told: &Finished) -> HeaderMap {
 /// would reveal.
 fn counts(told: &Finished) -> Option<Counts> {
     (!told.reads_others).then(|| Counts {
-        rounds: told.rounds.len() as u32,
+        rounds: told.speculation.rounds.len() as u32,
         drafted: told.drafted(),
         accepted: told.accepted(),
-        drift: told.drift,
-        output_tokens: told.output_tokens,
+        drift: told.speculation.drift,
+        output_tokens: told.usage.output_tokens,
     })
 }

@@ -10,21 +10,21 @@ use std::time::Duration;
 use crate::clock::unix_now;
 use crate::config::trained::{self, Origin};
 
-/// Age up to which a training that was ended goes on.
-const RESUMED: Duration = Duration::from_hours(24);
+/// Maximum age of an interrupted training that is resumed.
+const RESUME_LIMIT: Duration = Duration::from_hours(24);
 
-/// The place of a drafter that is being trained.
-pub struct Place {
+/// The folders of a drafter that is being trained.
+pub struct TrainingFolders {
     /// The drafter's folder, absolute.
     pub out: PathBuf,
     /// Folder with the checkpoint, readable by its owner only.
     pub work: PathBuf,
-    /// Requests that ended before are trained on, Unix seconds: the same ones when a training goes
-    /// on, whatever was recorded meanwhile.
+    /// Requests that ended before this time are trained on, Unix seconds. It stays the same when a
+    /// training is resumed.
     pub until: u64,
 }
 
-impl Place {
+impl TrainingFolders {
     /// Prepares the folders.
     ///
     /// # Errors
@@ -38,21 +38,22 @@ impl Place {
         replaceable(&out)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&work)?;
         let now = unix_now().as_secs();
-        let place = Self { until: now, out, work };
-        if !place.out.exists() && place.former().exists() {
-            fs::rename(place.former(), &place.out)?;
+        let folders = Self { until: now, out, work };
+        if !folders.out.exists() && folders.former().exists() {
+            fs::rename(folders.former(), &folders.out)?;
         }
-        remove(&place.former())?;
-        let file = place.work.join("until");
+        remove(&folders.former())?;
+        let file = folders.work.join("until");
         let begun = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        let begun = begun.filter(|begun| now.saturating_sub(*begun) < RESUMED.as_secs());
-        // Without a checkpoint it did not get far enough for its requests to matter.
-        let begun = begun.filter(|_| place.checkpoint().exists());
-        if begun.is_none() {
-            remove(&place.checkpoint())?;
-            fs::write(file, now.to_string())?;
+        let begun = begun.filter(|begun| now.saturating_sub(*begun) < RESUME_LIMIT.as_secs());
+        if let Some(until) = begun
+            && folders.checkpoint().exists()
+        {
+            return Ok(Self { until, ..folders });
         }
-        Ok(Self { until: begun.unwrap_or(now), ..place })
+        remove(&folders.checkpoint())?;
+        fs::write(file, now.to_string())?;
+        Ok(folders)
     }
 
     /// The checkpoint of the trainer.
@@ -65,7 +66,8 @@ impl Place {
         self.work.join("drafter")
     }
 
-    /// Puts the finished drafter in its place, with its origin; whoever loads it finds a whole one.
+    /// Moves the finished drafter, with its origin, to its folder in one step: no reader finds a
+    /// part of it.
     pub fn put(&self, origin: &Origin) -> io::Result<()> {
         trained::write(&self.drafter(), origin)?;
         if self.out.exists() {
@@ -83,7 +85,7 @@ impl Place {
     }
 }
 
-/// Refuses a folder that cannot be replaced as a whole, or that is no drafter of this command.
+/// Refuses a folder that cannot be replaced in one step, or that is no drafter of this command.
 fn replaceable(out: &Path) -> io::Result<()> {
     let refused = |reason: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
     let Some(parent) = out.parent() else { return refused("it is no folder of its own") };

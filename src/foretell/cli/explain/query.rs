@@ -1,4 +1,4 @@
-//! Asks the running proxy's admin API: about a request, or about its traffic.
+//! Calls the running proxy's admin API: about a request, or about its traffic.
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ use super::Given;
 use crate::admin::explain::PREFIX;
 use crate::cli::admin_port::{AdminPort, Fault};
 use crate::config::process::Process;
-use crate::observe::coverage::Report;
+use crate::observe::coverage::CoverageReport;
 use foretell_engines::policy::{Explanation, PolicySet};
 
 /// Time limit of an answer.
-const WITHIN: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Asks the proxy with these settings; `None` if no server listens on its admin address.
+/// The explanation of the proxy with these settings; `None` if no server listens on its admin
+/// address.
 ///
 /// # Errors
 /// The address gives no valid answer, or the proxy refuses the request.
@@ -28,34 +29,33 @@ pub(super) async fn proxy(process: &Process, given: &Given) -> Result<Option<Exp
 ///
 /// # Errors
 /// The address gives no valid answer, or the proxy refuses the request.
-pub(super) async fn traffic(port: &AdminPort) -> Result<Option<Report>, String> {
+pub(super) async fn traffic(port: &AdminPort) -> Result<Option<CoverageReport>, String> {
     answer(port, port.get("/api/coverage"), "explain --traffic").await
 }
 
-/// Waits for an answer in JSON; `None` if no server listens. `what` names the command that needs
-/// it.
+/// Waits for an answer in JSON; `None` if no server listens. `command` is named in errors.
 async fn answer<T: DeserializeOwned>(
     port: &AdminPort,
     call: impl Future<Output = Result<(StatusCode, Vec<u8>), Fault>>,
-    what: &str,
+    command: &str,
 ) -> Result<Option<T>, String> {
     let address = port.address;
-    let (status, body) = match tokio::time::timeout(WITHIN, call).await {
+    let (status, body) = match tokio::time::timeout(TIMEOUT, call).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(Fault::Nobody)) => return Ok(None),
         Ok(Err(Fault::Other(why))) => {
             return Err(format!("the admin port {address} gives no answer ({why})"));
         }
         Err(_) => {
-            return Err(format!("the admin port {address} gives no answer within {} s", WITHIN.as_secs()));
+            return Err(format!("the admin port {address} gives no answer within {} s", TIMEOUT.as_secs()));
         }
     };
     match (status, serde_json::from_slice::<T>(&body)) {
-        (StatusCode::OK, Ok(told)) => Ok(Some(told)),
+        (StatusCode::OK, Ok(answer)) => Ok(Some(answer)),
         (StatusCode::UNAUTHORIZED, _) => {
             Err(format!("the proxy at {address} requires its admin token (admin.token_file)"))
         }
-        _ => Err(format!("the server on the admin port {address} does not support {what} ({status})")),
+        _ => Err(format!("the server on the admin port {address} does not support {command} ({status})")),
     }
 }
 
@@ -67,12 +67,12 @@ async fn call(port: &AdminPort, given: &Given) -> Result<(StatusCode, Vec<u8>), 
             fields.append(name, value.clone());
         }
     }
-    port.post(&format!("/api/explain?{}", given.asked.query()), fields, given.body.clone()).await
+    port.post(&format!("/api/explain?{}", given.query.query()), fields, given.body.clone()).await
 }
 
 /// Adds a note if the running proxy's policies differ from those of the files.
-pub(super) fn compared(mut told: Explanation, files: &PolicySet) -> Explanation {
-    let running: Vec<&str> = told.policies.iter().map(|line| line.policy.as_str()).collect();
+pub(super) fn compared(mut explanation: Explanation, files: &PolicySet) -> Explanation {
+    let running: Vec<&str> = explanation.policies.iter().map(|line| line.policy.as_str()).collect();
     let files: Vec<String> = files.policies().iter().map(|policy| policy.label()).collect();
     if running != files {
         let note = format!(
@@ -80,7 +80,7 @@ pub(super) fn compared(mut told: Explanation, files: &PolicySet) -> Explanation 
             running.join(", "),
             files.join(", ")
         );
-        told.notes.push(note);
+        explanation.notes.push(note);
     }
-    told
+    explanation
 }

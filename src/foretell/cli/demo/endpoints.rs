@@ -22,11 +22,11 @@ const SIGN: &str = "target/config.json";
 pub struct DemoEndpoints {
     /// Folder of the bundled models.
     pub models: PathBuf,
-    /// Address that the target serves on.
+    /// The target.
     pub direct: SocketAddr,
-    /// Address that Foretell serves on.
+    /// Foretell.
     pub listen: SocketAddr,
-    /// Address of its admin API.
+    /// Its admin API.
     pub admin: SocketAddr,
 }
 
@@ -36,17 +36,14 @@ pub enum EndpointError {
     /// Not an address to listen on.
     Address {
         /// The flag or variable.
-        place: String,
-        /// Its value.
+        setting: String,
         got: String,
-        /// The allowed values.
         allowed: String,
     },
     /// The named folder has no models.
     Named {
         /// The flag or variable.
-        place: &'static str,
-        /// The folder.
+        setting: &'static str,
         folder: PathBuf,
     },
     /// No folder has models.
@@ -56,11 +53,11 @@ pub enum EndpointError {
 impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address { place, got, allowed } => {
-                write!(f, "{place}: not an address, allowed {allowed}, got {got:?}")
+            Self::Address { setting, got, allowed } => {
+                write!(f, "{setting}: not an address, allowed {allowed}, got {got:?}")
             }
-            Self::Named { place, folder } => {
-                write!(f, "{place}: no bundled models in {} (no {SIGN})", folder.display())
+            Self::Named { setting, folder } => {
+                write!(f, "{setting}: no bundled models in {} (no {SIGN})", folder.display())
             }
             Self::Models(looked) => {
                 write!(f, "no bundled models: give --models DIR or FORETELL_MODELS; looked for {SIGN} in")?;
@@ -81,13 +78,13 @@ impl DemoEndpoints {
         let models = models(args.models.as_deref(), environment, program.as_deref(), here.as_deref())?;
         let address = |flag: &Option<String>, name: &str, port: u16| {
             let variable = format!("FORETELL_{}", name.to_uppercase());
-            let (place, text) = match flag {
+            let (setting, text) = match flag {
                 Some(text) => (format!("--{name}"), Some(text.clone())),
                 None => (variable.clone(), environment.get(&variable).filter(|text| !text.is_empty())),
             };
             match text {
                 Some(got) => parse_address(&got).map_err(|refusal| EndpointError::Address {
-                    place,
+                    setting,
                     got,
                     allowed: refusal.allowed,
                 }),
@@ -110,7 +107,7 @@ pub fn bundled(environment: &dyn Strings) -> Option<PathBuf> {
     models(None, environment, program.as_deref(), here.as_deref()).ok()
 }
 
-/// The folder of the models: that of the flag, of the variable, beside the program, or of the
+/// The folder of the models: that of the flag, of the variable, of the installed program, or of the
 /// repository.
 fn models(
     flag: Option<&Path>,
@@ -121,13 +118,13 @@ fn models(
     let there = |folder: &Path| folder.join(SIGN).is_file();
     let variable = environment.get("FORETELL_MODELS").filter(|text| !text.is_empty()).map(PathBuf::from);
     let named = flag.map(|folder| ("--models", folder.to_owned()));
-    if let Some((place, folder)) = named.or(variable.map(|folder| ("FORETELL_MODELS", folder))) {
-        return if there(&folder) { Ok(folder) } else { Err(EndpointError::Named { place, folder }) };
+    if let Some((setting, folder)) = named.or(variable.map(|folder| ("FORETELL_MODELS", folder))) {
+        return if there(&folder) { Ok(folder) } else { Err(EndpointError::Named { setting, folder }) };
     }
-    let beside = program.and_then(Path::parent);
-    let installed = beside.into_iter().flat_map(|beside| {
-        [beside.join("models"), beside.parent().unwrap_or(beside).join("share/foretell/models")]
-    });
+    let bin = program.and_then(Path::parent);
+    let installed = bin
+        .into_iter()
+        .flat_map(|bin| [bin.join("models"), bin.parent().unwrap_or(bin).join("share/foretell/models")]);
     let above = |start: Option<&Path>| {
         start
             .into_iter()
@@ -135,7 +132,7 @@ fn models(
             .map(|folder| folder.join(IN_REPOSITORY))
             .collect::<Vec<_>>()
     };
-    let mut looked: Vec<PathBuf> = installed.chain(above(here)).chain(above(beside)).collect();
+    let mut looked: Vec<PathBuf> = installed.chain(above(here)).chain(above(bin)).collect();
     let mut known = std::collections::HashSet::new();
     looked.retain(|folder| known.insert(folder.clone()));
     looked.iter().find(|folder| there(folder)).cloned().ok_or(EndpointError::Models(looked))
@@ -164,9 +161,9 @@ mod tests {
     }
 
     /// A folder with models at this path in it.
-    fn with_models(place: &str) -> tempfile::TempDir {
+    fn with_models(setting: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let sign = folder.path().join(place).join(SIGN);
+        let sign = folder.path().join(setting).join(SIGN);
         std::fs::create_dir_all(sign.parent().unwrap()).unwrap();
         std::fs::write(sign, "{}").unwrap();
         folder
@@ -199,14 +196,14 @@ mod tests {
         assert!(named.to_string().starts_with("--models: no bundled models in "), "{named}");
         let program = Path::new("/opt/foretell/bin/foretell");
         let told = models(None, &none(), Some(program), Some(Path::new("/srv"))).unwrap_err().to_string();
-        for place in [
+        for setting in [
             "FORETELL_MODELS",
             "\n  /opt/foretell/bin/models",
             "\n  /opt/foretell/share/foretell/models",
             "\n  /srv/onnx/models",
             "\n  /opt/foretell/onnx/models",
         ] {
-            assert!(told.contains(place), "{place}: {told}");
+            assert!(told.contains(setting), "{setting}: {told}");
         }
         assert_eq!(told.matches("\n  /onnx/models").count(), 1, "{told}");
     }
@@ -216,7 +213,7 @@ mod tests {
         let folder = with_models("");
         let args = DemoArgs { models: Some(folder.path().to_owned()), ..DemoArgs::default() };
         let places = DemoEndpoints::read(&args, &none()).unwrap();
-        let shown = [places.direct, places.listen, places.admin].map(|place| place.to_string());
+        let shown = [places.direct, places.listen, places.admin].map(|setting| setting.to_string());
         assert_eq!(shown, ["127.0.0.1:8000", "127.0.0.1:8080", "127.0.0.1:9464"]);
         let set = BTreeMap::from([("FORETELL_LISTEN".to_owned(), ":7000".to_owned())]);
         let once = DemoEndpoints::read(&DemoArgs { once: true, ..args.clone() }, &set).unwrap();
