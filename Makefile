@@ -42,7 +42,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-build test-long test-rust test-python test-page pictures test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
-.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape bench-traffic manifests models lint print-env clean
+.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-passthrough bench-reload bench-scrape bench-traffic manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
 .PHONY: train-heads fuzz lab wheel deb image test-packages test-clients generated
 
@@ -142,8 +142,8 @@ bench-reload: build ## 1,000 reloads under load, and the time until a change is 
 bench-page: dist ## Cost of an open status page: requests with it open against closed, and its share of a core (10 min)
 	@$(PYTHON) tests/bench/page.py --foretell $(DIST)
 
-bench-relay: dist ## Foretell against nginx as plain reverse proxies (needs nginx and wrk, Debian packages)
-	PATH=$$PATH:/usr/sbin $(PYTHON) tests/bench/relay.py --foretell $(DIST) --pairs $(PAIRS) --seconds $(TURN)
+bench-passthrough: dist ## Foretell against nginx as plain reverse proxies (needs nginx and wrk, Debian packages)
+	PATH=$$PATH:/usr/sbin $(PYTHON) tests/bench/passthrough.py --foretell $(DIST) --pairs $(PAIRS) --seconds $(TURN)
 
 # The programs are installed from packages by tests/deploy/fetch.sh.
 test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: rendered, validated, run (2 min)

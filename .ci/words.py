@@ -19,7 +19,7 @@ TEXTS = {".rs", ".md", ".py", ".sh", ".yaml", ".yml", ".toml", ".js", ".mjs", ".
 OLD = {
     "leap leaps leapt leaping": "speculate, round",
     "ride rides ridden riding rode rider riders": "plain, plain request",
-    "bypass bypassed bypasses": "relay, relayed",
+    "bypass bypassed bypasses": "pass through, passthrough",
     "verdict verdicts": "verification result",
     "crowd crowds crowded": "concurrency",
     "hearing hearings": "drafter evaluation",

@@ -249,18 +249,18 @@ def users() -> tuple[Panel, ...]:
             stack=True,
             defaults={"min": 0, "max": 1},
             says=(
-                "Share of requests by path: `speculated`, `plain` (eligible, decoded plainly), `relayed` (passed on "
+                "Share of requests by path: `speculated`, `plain` (eligible, decoded plainly), `passthrough` (passed on "
                 "unchanged)."
             ),
             good="mostly `speculated` once the mode is `auto`.",
-            otherwise="much `plain` or `relayed`: open “why did it not speculate?”.",
+            otherwise="much `plain` or `passthrough`: open “why did it not speculate?”.",
         ),
         lines(
             "Output tokens per second",
             "short",
             Query(rate(OUTPUT, by="path"), "{{path}}"),
             stack=True,
-            says="Output tokens per second by path; those of relayed answers without usage are estimated.",
+            says="Output tokens per second by path; those of passthrough answers without usage are estimated.",
             good="follows the traffic.",
             otherwise=(
                 "a drop at steady requests: the engine is slower; look at its load in “why did it not speculate?”."

@@ -11,7 +11,7 @@ REQUESTS, TOKENS, GATE, LOAD, MODE = (
     "foretell_mode",
 )
 # A speculated request has a reason if it was decoded plainly to its end after some rounds.
-ELIGIBLE, RELAYED, WITH_REASON = 'path=~"plain|speculated"', 'path="relayed"', 'reason!=""'
+ELIGIBLE, PASSTHROUGH, WITH_REASON = 'path=~"plain|speculated"', 'path="passthrough"', 'reason!=""'
 RUNNING_OR_WAITING, KV = 'signal=~"running|waiting"', 'signal="kv"'
 NOT_ONE = ((None, "green"), (1, "red"))
 MODES = {0: ("off", "red"), 1: ("observe", "yellow"), 2: ("auto", "green")}
@@ -94,11 +94,11 @@ def reasons() -> tuple[Panel, ...]:
             height=10,
             defaults={"min": 0, "max": 1},
             says=(
-                "Share of output tokens by path and reason, relayed answers included; those of answers without usage "
+                "Share of output tokens by path and reason, passthrough answers included; those of answers without usage "
                 "are estimated. `/api/coverage` also has route, policy and backend."
             ),
             good="mostly `speculated` and `plain`: these may be speculated on.",
-            otherwise="the largest `relayed` reason is what limits the gain: its meaning is in the panel below.",
+            otherwise="the largest `passthrough` reason is what limits the gain: its meaning is in the panel below.",
         ),
         lines(
             "Eligible requests decoded plainly",
@@ -117,9 +117,9 @@ def reasons() -> tuple[Panel, ...]:
             ),
         ),
         lines(
-            "Relayed requests",
+            "Passthrough requests",
             "reqps",
-            Query(f"{rate(REQUESTS, RELAYED, by='reason')} > 0", "{{reason}}"),
+            Query(f"{rate(REQUESTS, PASSTHROUGH, by='reason')} > 0", "{{reason}}"),
             stack=True,
             width=12,
             height=10,
@@ -141,7 +141,7 @@ def reasons() -> tuple[Panel, ...]:
             stack=True,
             width=12,
             defaults={"min": 0, "max": 1},
-            says="Share of requests by path: `speculated`, `plain` (eligible, decoded plainly) or `relayed`.",
+            says="Share of requests by path: `speculated`, `plain` (eligible, decoded plainly) or `passthrough`.",
             good="mostly `speculated` once the mode is `auto`.",
             otherwise="see the reasons in the two panels above.",
         ),
@@ -255,6 +255,6 @@ def board() -> Dashboard:
     return Dashboard(
         "why",
         "why did it not speculate?",
-        "Reasons of plain and relayed requests, gates and modes over time, and the signals of the gates.",
+        "Reasons of plain and passthrough requests, gates and modes over time, and the signals of the gates.",
         (("Now", state()), ("Reasons", reasons()), ("Gates", gates()), ("Load of the engines", load())),
     )

@@ -16,7 +16,7 @@ mod values;
 
 use std::sync::Arc;
 
-pub use decide::{Admission, Admitted, Decision, Outcome, Relay, Step, plan};
+pub use decide::{Admission, Admitted, Decision, Outcome, Passthrough, Step, plan};
 pub use explain::Explanation;
 pub use facts::{Backend, Body, Fact, Facts, Head, Models, Server, ServerState, Subjects, Terms, Wish};
 pub use matching::{Bounds, Match, Mismatch, Subject};
@@ -30,7 +30,7 @@ pub use values::{Glob, Revision};
 /// Limit that a policy sets for its requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyMode {
-    /// They are relayed.
+    /// They are passed through.
     Off,
     /// They are decoded plainly; drafts are made in the background and only scored.
     Shadow,

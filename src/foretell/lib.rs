@@ -10,7 +10,7 @@
 //! | [`mod@bench`] | a server measured directly and through Foretell, and the demonstration |
 //! | [`app`] | from a validated configuration to a running proxy; the one place where all parts meet |
 //! | [`admin`] | the operator's API and status page, above all that they show |
-//! | [`gateway`] | accepts a request, judges it, relays it or hands it over |
+//! | [`gateway`] | accepts a request, judges it, passes it through or hands it over |
 //! | [`serving`] | one session with its I/O: its requests, its stream, its drafters |
 //! | [`store`] | measurements shared with other sidecars over Redis or Valkey |
 //! | [`learning`] | what outlives a session: control groups, the corpus, traits of answers |
@@ -23,8 +23,8 @@
 //! # The path of a request
 //!
 //! [`gateway::proxy`] reads it and takes the steps of a [`foretell_engines::policy::Admission`]. If
-//! one of them says so, [`gateway::relay`] passes the request on unchanged. Otherwise [`serving`]
-//! makes a [`serving::plan::SessionPlan`] with the facts about the server
+//! one of them says so, [`gateway::passthrough`] passes the request on unchanged. Otherwise
+//! [`serving`] makes a [`serving::plan::SessionPlan`] with the facts about the server
 //! ([`foretell_engines::policy::plan`]), sends the client's own request as the first plain request,
 //! and feeds the answer to a [`foretell_core::session::Session`]. The session drafts
 //! ([`foretell_core::draft`]), asks [`foretell_core::control`] whether a round pays, and has the

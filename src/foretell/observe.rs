@@ -156,7 +156,7 @@ pub struct Finished {
 impl Finished {
     /// True if it was served as a completion, by whatever API the client asked.
     pub fn is_completion(&self) -> bool {
-        matches!(self.route, Some(Api::Completion(_))) || self.path != Path::Relayed
+        matches!(self.route, Some(Api::Completion(_))) || self.path != Path::Passthrough
     }
 
     /// A record in which only these two fields are set.
@@ -228,9 +228,10 @@ impl Finished {
     }
 
     /// Mean seconds per output token after the first; `None` for fewer than two tokens, and for an
-    /// answer that was relayed: its tokens may be estimated, and a JSON answer shows no pace.
+    /// answer that was passed through: its tokens may be estimated, and a JSON answer shows no
+    /// pace.
     pub fn seconds_per_token(&self) -> Option<f64> {
-        let first = self.first_token.filter(|_| self.path != Path::Relayed)?;
+        let first = self.first_token.filter(|_| self.path != Path::Passthrough)?;
         let rest = self.output_tokens.checked_sub(1).filter(|rest| *rest > 0)?;
         Some(self.duration.saturating_sub(first).as_secs_f64() / f64::from(rest))
     }

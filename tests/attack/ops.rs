@@ -324,14 +324,14 @@ fn a_dead_backend_shows_everywhere_and_its_return_too() {
     });
     assert_eq!(
         (answer.field("x-foretell-path"), answer.field("x-foretell-reason")),
-        (Some("relayed"), Some("unreachable"))
+        (Some("passthrough"), Some("unreachable"))
     );
     let line = request_line(&proxy, "dead");
     assert_eq!(line["reason"], "unreachable");
     assert!(line["error"].as_str().is_some_and(|error| error.contains("refused")), "{line}");
     let session = proxy.admin_get("/api/sessions").json()["sessions"][0].clone();
     assert!(session["error"].as_str().is_some_and(|error| error.contains("refused")), "{session}");
-    assert!(proxy.metric("foretell_requests_total{path=\"relayed\",reason=\"unreachable\"}") >= 1.0);
+    assert!(proxy.metric("foretell_requests_total{path=\"passthrough\",reason=\"unreachable\"}") >= 1.0);
     assert_eq!(lines(&proxy, "WARN", "b/0").len(), 1, "one line for one transition");
     let _back = Spot::at(address, |_| models());
     eventually("a line that it is up again", || {
@@ -427,7 +427,7 @@ fn readiness_waits_for_a_backend_where_the_operator_wants_it() {
 }
 
 #[test]
-fn a_relayed_answer_that_breaks_off_has_its_cause_in_its_line() {
+fn a_passthrough_answer_that_breaks_off_has_its_cause_in_its_line() {
     let backend = Backend::start(|mut wire, _| {
         wire.stream.set_read_timeout(None).unwrap();
         while let Some(request) = wire.message() {
@@ -678,7 +678,7 @@ fn a_running_proxy_reports_a_missing_key() {
 }
 
 #[test]
-fn a_server_that_is_only_relayed_to_needs_no_key_of_foretells_own() {
+fn a_passthrough_server_needs_no_key_of_foretells_own() {
     let server = locked("Bearer right");
     for (named, reason) in [("billed: true", "billed"), ("dialect: openai", "no_verify_method")] {
         let process =
@@ -688,7 +688,7 @@ fn a_server_that_is_only_relayed_to_needs_no_key_of_foretells_own() {
             (first_replica(&proxy)["probe"]["conclusion"].to_string().contains("401")).then_some(())
         });
         let body = json!({"model": "m", "prompt": "a", "max_tokens": 2});
-        let answer = ask(proxy.address, completion("relayed", "authorization: Bearer right\r\n", &body));
+        let answer = ask(proxy.address, completion("passthrough", "authorization: Bearer right\r\n", &body));
         assert_eq!((answer.status(), answer.field("x-foretell-reason")), (200, Some(reason)), "{named}");
         assert_eq!(lines(&proxy, "WARN", "b/0"), Vec::<String>::new(), "{named}");
     }

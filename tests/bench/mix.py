@@ -12,7 +12,7 @@ their tools: each part has APPS sets of them. Half of the requests set temperatu
 to the server; half are streamed.
 
 Foretell counts as may: speculated on, or decoded plainly for a reason that passes (no gain, gates). Not:
-relayed, or plain because a parser has not proved itself yet or a grammar binds the output.
+passed through, or plain because a parser has not proved itself yet or a grammar binds the output.
 
 Exits 2 if fewer than NEEDED of the output tokens may be speculated on: of all before our own target, and before vLLM of
 those that no grammar binds.
@@ -165,8 +165,8 @@ def main():
         for one in report["rest"]:
             rest[one["reason"]] += one["tokens"]
     # These are the server's alone there.
-    relayed = rest["structured"] if args.server == "vllm" else 0
-    may = 1 - (sum(rest.values()) - relayed) / (counts["all"] - relayed)
+    passthrough = rest["structured"] if args.server == "vllm" else 0
+    may = 1 - (sum(rest.values()) - passthrough) / (counts["all"] - passthrough)
     figures.table([["output tokens", "may be speculated on", *rest], [str(counts["all"]), f"{may:.3f}", *map(str, rest.values())]])
     sys.exit(0 if may >= NEEDED else 2)
 

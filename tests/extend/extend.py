@@ -89,7 +89,7 @@ ADDITIONS = {
         ("src/engines/dialect.rs", "pub const ALL: [Self; 11]", None, "pub const ALL: [Self; 12]"),
         ("src/engines/dialect.rs", "        Self::OpenAi,\n        Self::Ollama,", "        Self::Tabby,\n"),
         ("src/engines/dialect.rs", '            Self::OpenAi => "openai",', '            Self::Tabby => "tabby",\n'),
-        ("src/engines/dialect.rs", "            Self::OpenAi => &relayed", "            Self::Tabby => &tabby::Tabby,\n"),
+        ("src/engines/dialect.rs", "            Self::OpenAi => &passthrough", "            Self::Tabby => &tabby::Tabby,\n"),
     ],
     "accept rule": [
         ("src/core/session/accept/rule.rs", "    /// Typical acceptance (Medusa", "    /// Half of what EARS adds.\n    Half,\n"),

@@ -70,7 +70,7 @@ gates: { control: 10, reprobe: 1s }
 holdback: { start: 0.5, floor: 0.5 }
 """,
 }
-# A request for a hosted service, which is relayed.
+# A request for a hosted service, which is passed through.
 HOSTED = {"model": "hosted-model", "max_tokens": 4, "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}
 SCRAPES = """global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}
 rule_files: ["{rules}"]

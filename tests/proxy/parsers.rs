@@ -464,9 +464,9 @@ async fn another_server_renders() {
     let scene = Scene::rendered(Server::Vllm(closed), &line).await;
     let none = json!({});
     let path = || async { ask_whole(scene.proxy.gateway.addresses[0], &none).await.1.0 };
-    assert_eq!(path().await, "relayed");
+    assert_eq!(path().await, "passthrough");
     renders.revive();
-    until(PATIENCE, || async { path().await != "relayed" }).await;
+    until(PATIENCE, || async { path().await != "passthrough" }).await;
     for _ in 0..3 {
         assert_eq!(scene.through(&none).await.parts, scene.direct(&none).await.parts);
     }
@@ -749,7 +749,7 @@ async fn a_server_that_parses_differently_is_left_alone() {
 #[case::strict_of_an_older("0.31.0", json!({"tools": strict_tools()}), ["structured", "tools"])]
 #[case::a_format_besides_tools(LATEST, json!({"response_format": {"type": "json_object"}}), ["structured", "response_format"])]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_are_relayed_by_name(
+async fn others_are_passed_through_by_name(
     #[case] version: &'static str,
     #[case] more: Value,
     #[case] told: [&str; 2],
@@ -764,6 +764,6 @@ async fn others_are_relayed_by_name(
     let message = Wire::connect(scene.proxy.gateway.addresses[0]).await.ask(post).await;
     let names = ["x-foretell-path", "x-foretell-reason", "x-foretell-parameter"];
     let said = names.map(|name| message.head.get(name).unwrap_or_default());
-    assert_eq!(said, ["relayed", told[0], told[1]], "{}", message.text());
+    assert_eq!(said, ["passthrough", told[0], told[1]], "{}", message.text());
     assert_eq!(scene.server.fatal(), Vec::<String>::new());
 }

@@ -66,7 +66,7 @@ impl Scene {
         let got = self.through(ask).await;
         let head = |name: &str| got.message.head.get(name).unwrap_or_default().to_owned();
         let told = ["path", "reason", "parameter"].map(|name| head(&format!("x-foretell-{name}")));
-        assert_eq!(told, ["relayed", "structured", parameter], "{ask:?}");
+        assert_eq!(told, ["passthrough", "structured", parameter], "{ask:?}");
         // Above temperature 0 without a seed two answers differ.
         if ask.fields["temperature"] == 0 {
             assert_eq!((&got.plain, &got.ids), (&want.plain, &want.ids), "{ask:?}");

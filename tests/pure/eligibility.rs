@@ -1,7 +1,7 @@
 //! Eligibility of requests for speculation: every parameter of the table at a harmless and at a
 //! harmful value, every reason, and the parsed form of an eligible request.
 
-use foretell_core::words::{Refused, RelayReason as R};
+use foretell_core::words::{PassthroughReason as R, Refused};
 use foretell_engines::openai::parameters::{Field, Plain, TABLE, Treatment, find};
 use foretell_engines::openai::{Judgement, Prompt, Request, Route, judge, understand};
 use rstest::rstest;
@@ -34,7 +34,7 @@ fn with(route: Route, name: &str, value: &Value) -> String {
 fn result(route: Route, body: &str) -> Result<Request, (R, Option<String>)> {
     match judge(route, body.as_bytes()) {
         Judgement::Eligible(request) => Ok(*request),
-        Judgement::Relay { reason, parameter } => Err((reason, parameter)),
+        Judgement::Passthrough { reason, parameter } => Err((reason, parameter)),
     }
 }
 
@@ -108,7 +108,9 @@ fn every_row_of_the_table_is_applied() {
                     }
                     assert_eq!(judged(&json!("something else")), refused(reason), "{}", row.name);
                 }
-                Treatment::Relay(reason) => assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name),
+                Treatment::Passthrough(reason) => {
+                    assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name)
+                }
             }
         }
     }

@@ -100,7 +100,7 @@ fn a_process_file_is_understood() {
 mode: observe
 listen: [{ address: "[::1]:80", tls: { cert: c, key: k, client_ca: a } }, { address: "127.0.0.1:0" }]
 admin: { address: "0.0.0.0:1", token_file: t }
-limits: { relay_body: 1GiB }
+limits: { passthrough_body: 1GiB }
 timeouts: { idle: 2m, draft: 40ms }
 tenant: { header: X-Tenant, trusted_peers: [10.0.0.0/8] }
 fleet: { store: "rediss://me:pass@store:7000/3", key: west, sync: 2s, ca: c }
@@ -127,7 +127,7 @@ backends:
     );
     assert_eq!(process.mode, Mode::Observe);
     assert_eq!(process.listen[0].tls.as_ref().unwrap().client_ca.as_deref(), Some(Path::new("a")));
-    assert_eq!(process.limits.relay_body, Some(1 << 30));
+    assert_eq!(process.limits.passthrough_body, Some(1 << 30));
     assert_eq!(process.timeouts.idle, Some(Duration::from_mins(2)));
     assert_eq!(process.timeouts.draft, Some(Duration::from_millis(40)));
     assert_eq!(Timeouts::default().draft, None, "a draft's deadline is the session's own");
@@ -607,7 +607,10 @@ fn a_backend_without_a_method_of_verification_is_warned_of() {
         );
         load_from(folder.path(), &file).unwrap().warnings
     };
-    assert_eq!(warnings("[]"), ["backend b: verify.allow: [] leaves no method: its requests are relayed"]);
+    assert_eq!(
+        warnings("[]"),
+        ["backend b: verify.allow: [] leaves no method: its requests are passed through"]
+    );
     assert_eq!(warnings("[score]"), Vec::<String>::new());
 }
 

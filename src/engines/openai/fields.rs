@@ -1,7 +1,7 @@
 //! Reads the carried parameters, each within the range in which all backends interpret it alike.
 //!
-//! A value out of range is not an error here: the request is relayed unchanged, and the backend
-//! returns its own error.
+//! A value out of range is not an error here: the request is passed through unchanged, and the
+//! backend returns its own error.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::request::{Prompt, Request};
 use super::sampling::{Sampling, SamplingField};
 use crate::parse::Forced;
 use foretell_core::units::TokenId;
-use foretell_core::words::{Refused, RelayReason as R};
+use foretell_core::words::{PassthroughReason as R, Refused};
 
 /// Reads the value of one carried parameter into the request.
 ///

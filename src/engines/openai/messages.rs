@@ -6,10 +6,10 @@
 use serde_json::Value;
 
 use super::request::Prompt;
-use foretell_core::words::RelayReason as R;
+use foretell_core::words::PassthroughReason as R;
 
-/// The messages as a prompt, and the reason to relay them where the engine does not tell the prompt
-/// that it makes of them; `None` if they are only text.
+/// The messages as a prompt, and the reason to pass them through where the engine does not tell the
+/// prompt that it makes of them; `None` if they are only text.
 ///
 /// # Errors
 /// Reason why they may not be speculated on.
@@ -43,7 +43,8 @@ fn part_text(part: &Value) -> Option<&str> {
     part.get("text").and_then(Value::as_str).filter(|_| kind == Some("text"))
 }
 
-/// Checks one message; returns the reason to relay it where the engine does not tell the prompt.
+/// Checks one message; returns the reason to pass it through where the engine does not tell the
+/// prompt.
 fn check(message: &Value) -> Result<Option<R>, R> {
     let members = message.as_object().ok_or(R::Body)?;
     let mut rendered = None;

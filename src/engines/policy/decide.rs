@@ -10,7 +10,7 @@ use super::part::{Part, parts};
 use super::ruling::{Allowed, Ruling};
 use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
 use crate::openai::{Control, Request};
-use foretell_core::words::{Mode, PlainReason, RelayReason};
+use foretell_core::words::{Mode, PassthroughReason, PlainReason};
 
 /// The steps of a decision, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Step {
     Client,
     /// The mode of the process.
     Mode,
-    /// Can any replica do more than relay?
+    /// Can any replica do more than pass requests through?
     Fleet,
     /// Is the body uncompressed?
     Encoding,
@@ -64,19 +64,19 @@ impl Step {
     }
 }
 
-/// The decision to relay a request.
+/// The decision to pass a request through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Relay {
+pub struct Passthrough {
     /// The reason.
-    pub reason: RelayReason,
+    pub reason: PassthroughReason,
     /// Name of the parameter or header that causes it, if a single one does.
     pub parameter: Option<String>,
     /// `name@revision` of the policy that matched the request, if one was looked for.
     pub policy: Option<String>,
 }
 
-impl From<RelayReason> for Relay {
-    fn from(reason: RelayReason) -> Self {
+impl From<PassthroughReason> for Passthrough {
+    fn from(reason: PassthroughReason) -> Self {
         Self { reason, parameter: None, policy: None }
     }
 }
@@ -86,8 +86,8 @@ impl From<RelayReason> for Relay {
 pub enum Outcome {
     /// A session serves the request, as this ruling says.
     Serve(Box<Ruling>),
-    /// The request is relayed.
-    Relay(Relay),
+    /// The request is passed through.
+    Passthrough(Passthrough),
     /// There is no backend for it, or no server answers.
     Nobody,
     /// The step needs an unknown fact; the text says why it is unknown.
@@ -112,8 +112,8 @@ pub enum StepResult {
     Passed,
     /// The session only decodes plainly, for this reason.
     Plain(PlainReason),
-    /// The request is relayed, for this reason.
-    Relay(RelayReason),
+    /// The request is passed through, for this reason.
+    Passthrough(PassthroughReason),
     /// There is no backend to send it to.
     NoBackend,
     /// No server answers at the replica's address.
@@ -247,13 +247,13 @@ impl<'a> Admission<'a> {
 /// Decides how a session serves an admitted request on this server.
 ///
 /// # Errors
-/// The reason for which the request is relayed.
+/// The reason for which the request is passed through.
 pub fn plan(
     admitted: &Admitted<'_>,
     server: ServerState<'_>,
     policies: &PolicySet,
     models: Models<'_>,
-) -> Result<Ruling, Relay> {
+) -> Result<Ruling, Passthrough> {
     let known = Planning {
         head: admitted.head,
         control: admitted.control,
@@ -268,11 +268,13 @@ pub fn plan(
     match (ruling, walk.halt) {
         (Some(ruling), None) => Ok(ruling),
         (_, Some((step, halt))) => match halt.ends(step) {
-            Outcome::Relay(relay) => Err(Relay { policy, ..relay }),
-            Outcome::Serve(_) | Outcome::Nobody | Outcome::Undecided(..) => Err(RelayReason::Fault.into()),
+            Outcome::Passthrough(passthrough) => Err(Passthrough { policy, ..passthrough }),
+            Outcome::Serve(_) | Outcome::Nobody | Outcome::Undecided(..) => {
+                Err(PassthroughReason::Fault.into())
+            }
         },
         // Without a halt every step has returned its value.
-        (None, None) => Err(RelayReason::Fault.into()),
+        (None, None) => Err(PassthroughReason::Fault.into()),
     }
 }
 
@@ -300,7 +302,7 @@ fn walk(facts: &Facts<'_>, walk: Walk) -> Decision {
         (Some((step, halt)), _) => halt.ends(step),
         (None, Some(ruling)) => Outcome::Serve(Box::new(ruling)),
         // Without a halt every step has returned its value.
-        (None, None) => Outcome::Relay(RelayReason::Fault.into()),
+        (None, None) => Outcome::Passthrough(PassthroughReason::Fault.into()),
     };
     Decision { outcome, findings: walk.findings, temperature }
 }

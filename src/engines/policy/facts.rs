@@ -7,7 +7,7 @@ use super::part::ModelState;
 use super::{PolicySet, Subject};
 use crate::dialect::Engine;
 use crate::openai::{Api, Control, Judgement, Request, Route};
-use foretell_core::words::{Mode, RelayReason, VerifyMethod};
+use foretell_core::words::{Mode, PassthroughReason, VerifyMethod};
 
 /// A fact that a decision needs and that may be unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,10 +142,10 @@ pub enum Body<'a> {
     TooLarge,
     /// It may be speculated on, by its body.
     Eligible(&'a Request),
-    /// It must be relayed.
+    /// It must be passed through.
     Refused {
         /// The reason.
-        reason: RelayReason,
+        reason: PassthroughReason,
         /// The parameter that causes it, if a single one does.
         parameter: Option<&'a str>,
         /// The request in the parts that could be parsed, for explanations.
@@ -157,7 +157,7 @@ impl<'a> From<&'a Judgement> for Body<'a> {
     fn from(judgement: &'a Judgement) -> Self {
         match judgement {
             Judgement::Eligible(request) => Self::Eligible(request),
-            Judgement::Relay { reason, parameter } => {
+            Judgement::Passthrough { reason, parameter } => {
                 Self::Refused { reason: *reason, parameter: parameter.as_deref(), request: None }
             }
         }
@@ -190,8 +190,8 @@ pub struct Backend<'a> {
 /// The server at a replica's address.
 #[derive(Clone, Copy)]
 pub enum ServerState<'a> {
-    /// A server to which everything is relayed; reason and explanation.
-    Relayed(RelayReason, &'a str),
+    /// A server to which everything is passed through; reason and explanation.
+    Passthrough(PassthroughReason, &'a str),
     /// No server answers now; the text says why. Only explanations set this. The proxy tries to
     /// connect, since the server may be back at any time.
     Down(&'a str),
@@ -204,7 +204,7 @@ impl<'a> ServerState<'a> {
     pub fn server(self) -> Option<Server<'a>> {
         match self {
             Self::Known(server) => Some(server),
-            Self::Relayed(..) | Self::Down(_) => None,
+            Self::Passthrough(..) | Self::Down(_) => None,
         }
     }
 }

@@ -394,7 +394,7 @@ impl Configured {
         let terms = backend.map(|backend| ruling::terms(&backend.methods)).unwrap_or_default();
         let identity = match knowledge.as_deref() {
             Some(ServerKnowledge::Known(identity)) => Some(identity),
-            Some(ServerKnowledge::Relayed(..)) | None => None,
+            Some(ServerKnowledge::Passthrough(..)) | None => None,
         };
         let server = match (replica.as_deref().and_then(explain::down), knowledge.as_deref()) {
             (Some(why), _) => Fact::Known(policy::ServerState::Down(why)),

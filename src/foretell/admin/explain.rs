@@ -107,7 +107,7 @@ impl Understood {
 
     fn judged(&self) -> Body<'_> {
         let Some((request, findings)) = &self.0 else {
-            let reason = foretell_core::words::RelayReason::Body;
+            let reason = foretell_core::words::PassthroughReason::Body;
             return Body::Refused { reason, parameter: None, request: None };
         };
         match openai::refusal(findings) {

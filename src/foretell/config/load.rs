@@ -186,7 +186,10 @@ fn inert(policy: &Policy) -> Option<String> {
 fn unverified(process: &Process) -> Vec<String> {
     let left = |backend: &&Backend| backend.methods.allow.is_empty();
     let line = |backend: &Backend| {
-        format!("backend {}: verify.allow: [] leaves no method: its requests are relayed", backend.name)
+        format!(
+            "backend {}: verify.allow: [] leaves no method: its requests are passed through",
+            backend.name
+        )
     };
     process.backends.iter().filter(left).map(line).collect()
 }
@@ -333,7 +336,8 @@ fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
     Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
 }
 
-/// Warning that a policy is for requests of APIs that no backend translates, which are relayed.
+/// Warning that a policy is for requests of APIs that no backend translates, which are passed
+/// through.
 fn untranslated(policy: &Policy, process: &Process) -> Option<String> {
     let routes = policy.matcher.routes.as_ref().filter(|_| !process.backends.is_empty())?;
     let never = |api: &Api| {

@@ -130,15 +130,15 @@ pub struct Limits {
     /// Limits of a request's head, with the time limits of a client's requests (`timeouts.header`,
     /// `timeouts.body`, `timeouts.keep_alive`).
     pub head: Bounds,
-    /// Maximum size of a request body considered for speculation, bytes; larger ones are relayed
-    /// without being read.
+    /// Maximum size of a request body considered for speculation, bytes; larger ones are passed
+    /// through without being read.
     pub speculate_body: usize,
     /// Maximum size of a request body, bytes; larger ones are refused. `None`: no limit.
-    pub relay_body: Option<u64>,
-    /// Maximum number of concurrent speculated requests; further ones are relayed. 0 relays all.
+    pub passthrough_body: Option<u64>,
+    /// Maximum number of concurrent speculated requests; further ones are passed through. 0: all.
     pub sessions: usize,
-    /// Maximum memory for bodies and sessions together, bytes; above it completions are relayed
-    /// without being read.
+    /// Maximum memory for bodies and sessions together, bytes; above it completions are passed
+    /// through without being read.
     pub memory: u64,
     /// Maximum number of concurrent client connections; `None`: as many as the limit of open file
     /// descriptors allows.

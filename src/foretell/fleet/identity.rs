@@ -1,7 +1,7 @@
 //! Identity of the server at a backend's address: engine, model, vocabulary, start time.
 //!
 //! All learnt data is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one
-//! and starts clean. Until the identity is known, requests are relayed.
+//! and starts clean. Until the identity is known, requests are passed through.
 
 mod ask;
 mod confirm;
@@ -25,7 +25,7 @@ use crate::fleet::probe::{Limits, Report};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
-use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_core::words::{PassthroughReason, VerifyMethod};
 use foretell_engines::dialect::confirm::Confirmation;
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::parse::Parsers;
@@ -117,11 +117,11 @@ impl Identity {
 pub enum ServerKnowledge {
     /// It is recognised and can verify drafts.
     Known(Arc<Identity>),
-    /// It is relayed, with the reason and the cause for the operator.
-    Relayed(RelayReason, String),
+    /// Its requests are passed through, with the reason and the cause for the operator.
+    Passthrough(PassthroughReason, String),
 }
 
-/// Why a replica is relayed before its first answer.
+/// Reason for passing through the requests to a replica before its first answer.
 const UNRECOGNISED: &str = "it has not been recognised yet";
 
 /// Configuration of a replica's recognition and monitoring.
@@ -239,12 +239,12 @@ impl Identities {
             json!({ "from": from, "to": to, "at": unix_time(at).as_secs_f64() })
         });
         let mut shown = match &**knowledge {
-            ServerKnowledge::Relayed(reason, why) => {
-                let wrong = (why != UNRECOGNISED && *reason != RelayReason::Billed)
+            ServerKnowledge::Passthrough(reason, why) => {
+                let wrong = (why != UNRECOGNISED && *reason != PassthroughReason::Billed)
                     .then(|| format!("no request is eligible ({}): {why}", reason.name()));
                 json!({
                     "problem": wrong,
-                    "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null },
+                    "probe": { "conclusion": format!("Passed through ({}): {why}.", reason.name()), "pays": null },
                 })
             }
             ServerKnowledge::Known(identity) => {
@@ -285,7 +285,7 @@ impl Identities {
     pub fn silent(&self) -> Vec<Arc<Replica>> {
         let is_silent = |known: &&Arc<Watched>| {
             let knowledge = known.knowledge.load();
-            matches!(&**knowledge, ServerKnowledge::Relayed(_, why) if why == UNRECOGNISED)
+            matches!(&**knowledge, ServerKnowledge::Passthrough(_, why) if why == UNRECOGNISED)
         };
         self.known.read().iter().filter(is_silent).map(|known| Arc::clone(&known.replica)).collect()
     }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 pub use report::{Report, Rest, Row};
 
 use super::Finished;
-use foretell_core::words::{PlainReason, Reason, RelayReason};
+use foretell_core::words::{PassthroughReason, PlainReason, Reason};
 use foretell_engines::openai::{Api, Path};
 
 /// Maximum number of combinations that are counted separately; all others are one row.
@@ -27,7 +27,7 @@ pub struct Coverage(Mutex<Counts>);
 #[derive(Debug, Default)]
 struct Counts {
     all: Sum,
-    /// Speculated, plain, relayed.
+    /// Speculated, plain, passed through.
     paths: [Sum; 3],
     /// Requests that may not be speculated on, by reason, and by policy if that switched them off.
     rest: BTreeMap<(Option<Reason>, String), Sum>,
@@ -116,14 +116,15 @@ impl Coverage {
 impl Counts {
     fn add(&mut self, finished: &Finished, route: Api) {
         self.all.add(finished);
-        let [speculated, plain, relayed] = &mut self.paths;
+        let [speculated, plain, passthrough] = &mut self.paths;
         match finished.path {
             Path::Speculated => speculated.add(finished),
             Path::Plain => plain.add(finished),
-            Path::Relayed => relayed.add(finished),
+            Path::Passthrough => passthrough.add(finished),
         }
         if !is_eligible(finished) {
-            let by_policy = finished.reason.is_some_and(|reason| reason.name() == RelayReason::Policy.name());
+            let by_policy =
+                finished.reason.is_some_and(|reason| reason.name() == PassthroughReason::Policy.name());
             let policy = if by_policy { finished.policy_name().to_owned() } else { String::new() };
             self.rest.entry((finished.reason, policy)).or_default().add(finished);
         }
@@ -192,7 +193,7 @@ fn is_eligible(finished: &Finished) -> bool {
     match (finished.path, finished.reason) {
         (Path::Plain, Some(Reason::Plain(reason))) => !holds_for_good(reason),
         (Path::Speculated | Path::Plain, _) => true,
-        (Path::Relayed, _) => false,
+        (Path::Passthrough, _) => false,
     }
 }
 
@@ -275,7 +276,7 @@ mod tests {
     use foretell_engines::openai::Route;
 
     fn finished(path: Path, reason: Option<Reason>, tokens: u32) -> Finished {
-        let policy = (path != Path::Relayed).then(|| "p@12345678".to_owned());
+        let policy = (path != Path::Passthrough).then(|| "p@12345678".to_owned());
         Finished {
             route: Some(Route::Chat.into()),
             reason,
@@ -294,11 +295,11 @@ mod tests {
         let coverage = Coverage::default();
         coverage.finish(&finished(Path::Speculated, None, 40));
         coverage.finish(&finished(Path::Plain, Some(PlainReason::Holdback.into()), 22));
-        coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 10));
-        coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 7));
-        let tools = finished(Path::Relayed, Some(RelayReason::Tools.into()), 21);
+        coverage.finish(&finished(Path::Passthrough, Some(PassthroughReason::Route.into()), 10));
+        coverage.finish(&finished(Path::Passthrough, Some(PassthroughReason::Route.into()), 7));
+        let tools = finished(Path::Passthrough, Some(PassthroughReason::Tools.into()), 21);
         coverage.finish(&Finished { estimated: true, ..tools });
-        coverage.finish(&Finished::new(Path::Relayed, "b"));
+        coverage.finish(&Finished::new(Path::Passthrough, "b"));
         let report = coverage.report(7.0, &[projected("p", 1.5)]);
         assert_eq!((report.requests, report.tokens, report.estimated_tokens), (5, 100, 21));
         assert_eq!((report.may_speculate, report.speculated), (Some(0.62), Some(0.4)));

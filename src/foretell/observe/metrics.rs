@@ -341,7 +341,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.configured_models(["named"]);
         let failed = |model: &str, route: &str, path: &str, policy: &str| {
-            let reason = if path == "relayed" { "unreachable" } else { "" };
+            let reason = if path == "passthrough" { "unreachable" } else { "" };
             let labels = format!(
                 "{{code_class=\"5xx\",model=\"{model}\",path=\"{path}\",policy=\"{policy}\",reason=\"{reason}\",route=\"{route}\"}}"
             );
@@ -349,13 +349,13 @@ mod tests {
         };
         for model in ["", "other", "named"] {
             for route in ["completions", "chat"] {
-                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
+                assert_eq!(failed(model, route, "passthrough", ""), Some(0.0), "{model} {route}");
             }
             for route in ["responses", "messages"] {
-                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
+                assert_eq!(failed(model, route, "passthrough", ""), Some(0.0), "{model} {route}");
             }
         }
-        assert_eq!(failed("", "other", "relayed", ""), Some(0.0));
+        assert_eq!(failed("", "other", "passthrough", ""), Some(0.0));
         assert_eq!(failed("listed", "chat", "speculated", "p"), None);
         metrics.finish(&Finished {
             model: Some("listed".to_owned()),
@@ -366,7 +366,7 @@ mod tests {
         });
         assert_eq!(failed("listed", "chat", "speculated", "p"), Some(0.0));
         assert_eq!(
-            failed("listed", "chat", "relayed", ""),
+            failed("listed", "chat", "passthrough", ""),
             Some(0.0),
             "the series of its failures while no replica answers"
         );

@@ -1,8 +1,8 @@
 //! The record of a request, from accepting it to the last byte of its answer.
 //!
-//! It is owned by the part that answers the request: the relay, a tunnel or a session loop. When a
-//! client leaves, futures and bodies are dropped, so the record is written by its `Drop` at the
-//! latest.
+//! It is owned by the part that answers the request: the passthrough, a tunnel or a session loop.
+//! When a client leaves, futures and bodies are dropped, so the record is written by its `Drop` at
+//! the latest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::fleet::Replica;
 use crate::http::headers::{REQUEST_ID, is_event_stream};
 use crate::http::memory::Reservation;
 use foretell_core::session::{ActionId, Judging, Summary};
-use foretell_core::words::{PlainReason, Reason, RelayReason, VerifyMethod};
+use foretell_core::words::{PassthroughReason, PlainReason, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, OutputTokens, Path, Route};
 
 /// Maximum length of a client's text that is kept, bytes; names of models and parameters have no
@@ -80,14 +80,14 @@ pub struct Record {
 }
 
 impl Record {
-    /// A request that has just been accepted; it counts as relayed until it turns out to be a
-    /// completion. `headers` are the client's: they may continue a trace.
+    /// A request that has just been accepted; it counts as passed through until it turns out to be
+    /// a completion. `headers` are the client's: they may continue a trace.
     pub fn begin(observer: &Arc<Observer>, id: String, headers: &HeaderMap) -> Self {
         let held = Some(observer.metrics().hold_request());
         let span = request_span(&id);
-        let mut finished = Box::new(Finished::new(Path::Relayed, ""));
+        let mut finished = Box::new(Finished::new(Path::Passthrough, ""));
         finished.id = id;
-        finished.reason = Some(RelayReason::Route.into());
+        finished.reason = Some(PassthroughReason::Route.into());
         let (line, trace) = observer.begin(headers);
         (finished.unsampled, finished.trace) = (!line, trace);
         Self {
@@ -128,8 +128,8 @@ impl Record {
         &self.observer
     }
 
-    /// Records that it asks for text by this API. It is relayed, since that API is not speculated
-    /// on.
+    /// Records that it asks for text by this API. It is passed through, since that API is not
+    /// speculated on.
     pub fn asks_by(&mut self, api: Api) {
         self.finished.route = Some(api);
     }
@@ -150,9 +150,14 @@ impl Record {
         self.asked_by.is_some()
     }
 
-    /// Records that it is a completion that is relayed.
-    pub fn relayed(&mut self, route: impl Into<Api>, reason: RelayReason, parameter: Option<String>) {
-        self.finished.path = Path::Relayed;
+    /// Records that it is a completion that is passed through.
+    pub fn passthrough(
+        &mut self,
+        route: impl Into<Api>,
+        reason: PassthroughReason,
+        parameter: Option<String>,
+    ) {
+        self.finished.path = Path::Passthrough;
         self.finished.route = Some(self.api(route));
         self.finished.reason = Some(reason.into());
         self.finished.parameter = parameter.map(kept);
@@ -161,12 +166,12 @@ impl Record {
     }
 
     /// Records that its session was abandoned before anything was sent to the client; the request
-    /// is relayed instead.
-    pub fn declined(&mut self, reason: RelayReason, parameter: Option<String>) {
+    /// is passed through instead.
+    pub fn declined(&mut self, reason: PassthroughReason, parameter: Option<String>) {
         if let Some(route) = self.finished.route {
-            self.relayed(route, reason, parameter);
+            self.passthrough(route, reason, parameter);
         }
-        let fresh = Finished::new(Path::Relayed, "");
+        let fresh = Finished::new(Path::Passthrough, "");
         let gone = &mut self.finished;
         gone.rounds.clear();
         (gone.output_tokens, gone.estimated) = (0, false);
@@ -185,7 +190,7 @@ impl Record {
         self.finished.policy = Some(policy.to_owned());
     }
 
-    /// Records the policy (`name@revision`) by which a request is relayed.
+    /// Records the policy (`name@revision`) by which a request is passed through.
     pub fn decided_by(&mut self, policy: Option<String>) {
         self.finished.policy = policy;
     }
@@ -195,10 +200,10 @@ impl Record {
         self.finished.model = Some(kept(model));
     }
 
-    /// Records that no replica could be reached; a completion counts as relayed then.
+    /// Records that no replica could be reached; a completion counts as passed through then.
     pub fn unreachable(&mut self, cause: String) {
-        self.finished.path = Path::Relayed;
-        self.finished.reason = Some(RelayReason::Unreachable.into());
+        self.finished.path = Path::Passthrough;
+        self.finished.reason = Some(PassthroughReason::Unreachable.into());
         self.finished.parameter = None;
         // No policy decided about a request that never reached an engine.
         self.finished.policy = None;
@@ -459,8 +464,8 @@ mod tests {
         let observer = observer();
         let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
         record.held_back();
-        record.relayed(Route::Chat, RelayReason::Tools, None);
-        assert!(!record.so_far().held_back, "a relayed request is in no group");
+        record.passthrough(Route::Chat, PassthroughReason::Tools, None);
+        assert!(!record.so_far().held_back, "a passthrough request is in no group");
         record.held_back();
         record.unreachable("nobody answers".to_owned());
         assert!(!record.so_far().held_back, "nor is one that reached nobody");

@@ -112,7 +112,7 @@ async fn explain_predicts_what_happens_to_random_requests() {
     let all = [sum(0), sum(1), sum(2)];
     assert!(
         all.iter().sum::<usize>() >= 500 && all.iter().all(|&count| count > 40),
-        "{all:?} relayed, plain, eligible"
+        "{all:?} passed through, plain, eligible"
     );
 }
 
@@ -135,7 +135,7 @@ async fn other(&(name, start, backend): &'static Other, number: u64, requests: u
     agrees(name, &proxy, number, requests).await
 }
 
-/// Requests that were relayed, that were plain only, and that could be speculated on.
+/// Requests that were passed through, that were plain only, and that could be speculated on.
 async fn agrees(name: &str, proxy: &Running, number: u64, requests: usize) -> [usize; 3] {
     let (front, admin) = (proxy.gateway.addresses[0], proxy.gateway.admin.unwrap());
     let mut rng = SplitMix64::new(1_000 + number);
@@ -152,9 +152,9 @@ async fn agrees(name: &str, proxy: &Running, number: u64, requests: usize) -> [u
         let reason = explained["reason"].as_str().unwrap_or_default();
         let context = format!("{name} {headers} {}: {explained}\n{:?}", ask.body(), answer.head);
         match explained["path"].as_str().unwrap() {
-            "relayed" => {
+            "passthrough" => {
                 counts[0] += 1;
-                assert_eq!((went.as_str(), why.as_str()), ("relayed", reason), "{context}");
+                assert_eq!((went.as_str(), why.as_str()), ("passthrough", reason), "{context}");
             }
             "eligible" => {
                 counts[if reason.is_empty() { 2 } else { 1 }] += 1;

@@ -116,7 +116,7 @@ async fn the_rest_is_sampled_by_the_defaults_of_the_model() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("generation_config.json"), own.to_string()).unwrap();
     let named = format!(", generation_config: {}", folder.path().display());
-    for (model, relayed) in [("", true), (named.as_str(), false)] {
+    for (model, passthrough) in [("", true), (named.as_str(), false)] {
         let proxy = proxy_with(fake.address, FORCED, model).await;
         for stream in [true, false] {
             let fields = json!({"prompt": PROMPTS[0], "max_tokens": 40, "seed": 7});
@@ -127,9 +127,9 @@ async fn the_rest_is_sampled_by_the_defaults_of_the_model() {
             let (_, verifies) = calls(&fake);
             // With deterministic inference the noise is a function of seed and position.
             assert_eq!(got.plain, want.plain, "{model}");
-            assert_eq!(verifies == 0, relayed, "{model}");
+            assert_eq!(verifies == 0, passthrough, "{model}");
             let reason = got.message.head.get("x-foretell-reason");
-            assert_eq!(reason == Some("defaults_unknown"), relayed, "{reason:?}");
+            assert_eq!(reason == Some("defaults_unknown"), passthrough, "{reason:?}");
         }
     }
 }

@@ -96,7 +96,8 @@ async fn problem(proxy: &Running) -> Value {
 async fn passed(proxy: &Running, ask: &Ask) -> Option<(String, String)> {
     let got = ask.send(proxy.gateway.addresses[0], "").await;
     let head = |name: &str| got.message.head.get(name).unwrap_or_default().to_owned();
-    (head("x-foretell-path") == "relayed").then(|| (head("x-foretell-reason"), head("x-foretell-parameter")))
+    (head("x-foretell-path") == "passthrough")
+        .then(|| (head("x-foretell-reason"), head("x-foretell-parameter")))
 }
 
 /// Everything is left to the server but what makes it greedy: the text is the server's own, and it

@@ -133,13 +133,13 @@ async fn the_projected_speedup_has_verify_requests_as_basis_once_there_were_any(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn relayed_requests_are_not_compared() {
+async fn passthrough_requests_are_not_compared() {
     let engine = engine(Pace::default()).await;
     let own = policy("own", "holdback: { start: 0.5, floor: 0.5 }");
     for (process, policy) in [("mode: off\n", own), ("", policy("own", "mode: off"))] {
         let proxy = before(&engine, process, "", &policy).await;
         for answer in send(&engine, &proxy, 0..24).await {
-            assert_eq!(answer.message.head.get("x-foretell-path"), Some("relayed"));
+            assert_eq!(answer.message.head.get("x-foretell-path"), Some("passthrough"));
         }
         assert_eq!(proxy.get("/api/policies").await.json()["policies"][0]["compared"], serde_json::json!([]));
         for family in ["foretell_control_group_ratio", "foretell_projected_speedup"] {

@@ -179,7 +179,7 @@ async fn a_billed_server_is_asked_for_its_models_and_nothing_else() {
     let mut arguments = arguments(&fake.url());
     arguments.billed = true;
     let (code, report) = probe(&arguments).await;
-    assert_eq!((code, &report["relayed"]), (0, &json!("billed")));
+    assert_eq!((code, &report["passthrough"]), (0, &json!("billed")));
     let calls = fake.house.tally().calls;
     assert_eq!(calls.into_iter().collect::<Vec<_>>(), [("/v1/models".to_owned(), 1)]);
 }

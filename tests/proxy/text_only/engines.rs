@@ -31,7 +31,7 @@ async fn a_known_engine_is_passed_through_and_its_load_is_read(
         assert_eq!(through.plain, direct.plain);
         assert_eq!(
             (through.field("x-foretell-path"), through.field("x-foretell-reason")),
-            ("relayed", "no_verify_method")
+            ("passthrough", "no_verify_method")
         );
     }
     let Some(page) = page else { return };

@@ -1,5 +1,5 @@
-//! Hosted services and servers that are only relayed: they get the requests of clients and no
-//! others.
+//! Hosted services and servers that get passthrough requests only: they get the requests of clients
+//! and no others.
 
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
         assert_eq!(through.plain, direct.plain);
         assert_eq!(
             (through.field("x-foretell-path"), through.field("x-foretell-reason")),
-            ("relayed", "billed")
+            ("passthrough", "billed")
         );
         assert_eq!(tried(&through), 0);
     }
@@ -77,7 +77,7 @@ async fn the_client_s_own_prediction_goes_through() {
     assert!(tried(&through) > 0);
 }
 
-async fn relayed<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
+async fn passthrough<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
     let proxy = before(fake.address, more).await;
     let body = json!({"model": "toy", "prompt": "The cat sat on", "max_tokens": 8, "temperature": 0});
     let direct = ask(fake.address, "/v1/completions", "", &body).await;
@@ -85,7 +85,7 @@ async fn relayed<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
     assert_eq!((direct.plain.status, &through.plain), (200, &direct.plain), "{}", direct.message.text());
     assert_eq!(
         (through.field("x-foretell-path"), through.field("x-foretell-reason")),
-        ("relayed", "no_verify_method")
+        ("passthrough", "no_verify_method")
     );
     let strange = |path: &str| path != "/v1/completions" && !allowed.contains(&path);
     assert!(calls(fake).iter().all(|(path, _)| !strange(path)), "{:?}", calls(fake));
@@ -96,17 +96,17 @@ const QUESTIONS: [&str; 7] =
     ["/v1/models", "/version", "/props", "/server_info", "/info", "/api/version", "/v2"];
 
 #[tokio::test]
-async fn servers_without_a_verification_method_are_relayed_detected_or_configured() {
+async fn servers_without_a_verification_method_are_passed_through_detected_or_configured() {
     let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
-    relayed(&tgi, "", &QUESTIONS).await;
+    passthrough(&tgi, "", &QUESTIONS).await;
     let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
-    relayed(&tgi, "    dialect: tgi\n", &["/v1/models", "/info"]).await;
+    passthrough(&tgi, "    dialect: tgi\n", &["/v1/models", "/info"]).await;
     let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
-    relayed(&ollama, "", &QUESTIONS).await;
+    passthrough(&ollama, "", &QUESTIONS).await;
     let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
-    relayed(&ollama, "    dialect: ollama\n", &["/v1/models", "/api/version"]).await;
+    passthrough(&ollama, "    dialect: ollama\n", &["/v1/models", "/api/version"]).await;
     let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
-    relayed(&mlx, "", &QUESTIONS).await;
+    passthrough(&mlx, "", &QUESTIONS).await;
     let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
-    relayed(&mlx, "    dialect: mlx\n", &["/v1/models"]).await;
+    passthrough(&mlx, "    dialect: mlx\n", &["/v1/models"]).await;
 }

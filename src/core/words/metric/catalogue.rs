@@ -68,7 +68,7 @@ sections! {
         histogram REQUEST_DURATION = "gen_ai_server_request_duration_seconds" ["path"] in REQUEST
             "Time from accepting a request to the end of its answer.";
         counter OUTPUT_TOKENS = "foretell_output_tokens_total" ["path", "reason", "route"]
-            "Output tokens of requests for text, by any API. Those of relayed answers are as reported in their usage, else estimated: an event each, or a quarter of the bytes.";
+            "Output tokens of requests for text, by any API. Those of passthrough answers are as reported in their usage, else estimated: an event each, or a quarter of the bytes.";
         gauge CONNECTIONS = "foretell_connections" [] "Clients that are connected.";
         gauge CONNECTIONS_LIMIT = "foretell_connections_limit" [] "Clients that may be connected.";
         counter CONNECTIONS_EVICTED = "foretell_connections_evicted_total" []

@@ -244,7 +244,7 @@ export function why(status, span) {
     say(count, each.requests > 0 ? `${whole(each.requests)} (${share(each.requests, completions)})` : "");
     track.firstChild.style.width = `${completions > 0 ? (100 * each.requests) / completions : 0}%`;
     name(item, "class", each.kind);
-    name(item, "title", { plain: "plain", relayed: "relayed" }[each.kind]);
+    name(item, "title", { plain: "plain", passthrough: "passthrough" }[each.kind]);
   });
   gates(status);
 }

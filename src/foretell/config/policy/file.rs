@@ -68,7 +68,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     let name = "Unique; answers, metrics and logs call the policy NAME@REVISION.";
     let name = top.must("name", name, "a text", &self::name());
     let name_line = top.line("name");
-    let mode = "off: relay. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays.";
+    let mode = "off: pass requests through. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays.";
     let mode = top.or("mode", mode, PolicyMode::default(), &word_or_hint(PolicyMode::NAMES, MODE_HINTS));
     let matcher =
         matcher(top.section("match", "Conditions; every field must match, and of a list one entry."));

@@ -96,7 +96,7 @@ pub enum Render {
     /// The backend itself, if it can.
     #[default]
     Backend,
-    /// None: what has to be rendered stays relayed.
+    /// None: what has to be rendered is passed through.
     Never,
     /// The one at this URL.
     By(Uri),

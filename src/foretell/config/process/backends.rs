@@ -144,7 +144,7 @@ fn render() -> Kind<Render> {
 /// The APIs whose requests are translated.
 fn routes(mut section: Section<'_>) -> Vec<Api> {
     let ways = &[("pass", false), ("translate", true)];
-    let says = "pass: relayed; translate: sent as chats, which may be speculated on.";
+    let says = "pass: passed through; translate: sent as chats, which may be speculated on.";
     let mut translated = vec![Api::Messages, Api::Responses];
     translated.retain(|api| section.or(api.name(), says, false, &word(ways)));
     section.close();

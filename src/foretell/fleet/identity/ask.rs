@@ -17,7 +17,7 @@ use crate::fleet::{Fresh, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
 use crate::http::headers;
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
 use foretell_engines::dialect::{Answers, Dialect, Engine, Question, is_rendering, rendering_question};
@@ -62,20 +62,20 @@ pub enum Unknown {
     Stranger(String),
     /// An engine that is known and has no verification method, and the page on which it reports its
     /// load.
-    #[error("{} is only relayed here", .0.name())]
+    #[error("requests to {} are only passed through here", .0.name())]
     PassedThrough(Dialect, Option<&'static str>),
     /// It answers, but not as an engine that supports a verification method.
     #[error("not an engine that can verify: {1}")]
-    Foreign(RelayReason, String),
+    Foreign(PassthroughReason, String),
 }
 
 impl Unknown {
     fn foreign(why: impl Into<String>) -> Self {
-        Self::Foreign(RelayReason::NoVerifyMethod, why.into())
+        Self::Foreign(PassthroughReason::NoVerifyMethod, why.into())
     }
 
     pub(super) fn tokenizer(why: impl Into<String>) -> Self {
-        Self::Foreign(RelayReason::Tokenizer, why.into())
+        Self::Foreign(PassthroughReason::Tokenizer, why.into())
     }
 }
 
@@ -341,7 +341,7 @@ pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32
         let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
         if other.started != engine.started {
             let why = "several engines answer at this address: their start times differ";
-            return Err(Unknown::Foreign(RelayReason::Balanced, why.to_owned()));
+            return Err(Unknown::Foreign(PassthroughReason::Balanced, why.to_owned()));
         }
     }
     Ok(CONNECTIONS)

@@ -18,13 +18,13 @@ use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Probed, Replica};
 use crate::random::{SharedSplitMix64, fresh_seed};
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use foretell_engines::dialect::Dialect;
 use foretell_engines::dialect::Engine;
-use foretell_engines::dialect::relayed::RELAYED;
+use foretell_engines::dialect::passthrough::PASSTHROUGH;
 
-/// The dialect that is shown for a recognised server that is only relayed.
-const RELAY: &str = "relay";
+/// The dialect that is shown for a recognised server to which requests are only passed through.
+const PASSTHROUGH: &str = "passthrough";
 /// The dialect that is shown for a server that is not recognised.
 const STRANGER: &str = "unknown";
 /// Interval at which a replica is checked for being idle.
@@ -112,7 +112,7 @@ pub(super) struct Watched {
     again: Arc<Notify>,
     /// True after the first recognition attempt.
     asked: AtomicBool,
-    /// The last logged reason for relaying it or for its silence.
+    /// The last logged reason for passing it through or for its silence.
     said: Mutex<Option<String>>,
     /// Cancelled once it has left the fleet.
     left: CancellationToken,
@@ -121,7 +121,8 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) fn new(replica: Arc<Replica>, asking: RecognitionSettings) -> Self {
-        let unknown = ServerKnowledge::Relayed(RelayReason::NoVerifyMethod, UNRECOGNISED.to_owned());
+        let unknown =
+            ServerKnowledge::Passthrough(PassthroughReason::NoVerifyMethod, UNRECOGNISED.to_owned());
         Self {
             replica,
             asking,
@@ -146,7 +147,7 @@ impl Watched {
     pub(super) fn identity(&self) -> Option<Arc<Identity>> {
         match &**self.knowledge.load() {
             ServerKnowledge::Known(identity) => Some(Arc::clone(identity)),
-            ServerKnowledge::Relayed(..) => None,
+            ServerKnowledge::Passthrough(..) => None,
         }
     }
 
@@ -321,34 +322,35 @@ impl Watched {
             Unknown::PassedThrough(..) => {
                 let why = unknown.to_string();
                 if self.is_news(&why) {
-                    tracing::info!(replica, why, "backend is relayed");
+                    tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, PASSTHROUGH);
                 Settled::Foreign
             }
             Unknown::Foreign(reason, why) => {
                 if self.is_news(&why) {
                     // A wrong tokenizer is a mistake in the settings, and stays until it is mended.
-                    if reason == RelayReason::Tokenizer {
-                        tracing::warn!(replica, why, "backend is relayed");
+                    if reason == PassthroughReason::Tokenizer {
+                        tracing::warn!(replica, why, "requests to the backend are passed through");
                     } else {
-                        tracing::info!(replica, why, "backend is relayed");
+                        tracing::info!(replica, why, "requests to the backend are passed through");
                     }
                 }
-                self.relayed(reason, why, RELAY);
-                if reason == RelayReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }
+                self.passthrough(reason, why, PASSTHROUGH);
+                if reason == PassthroughReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }
             }
             Unknown::Stranger(why) => {
                 if self.is_news(&why) {
-                    tracing::info!(replica, why, "backend is relayed");
+                    tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
-            // With a key it would still only be relayed.
-            Unknown::Locked(status) if self.is_relayed_by_name() => {
-                let why = format!("it is only relayed, and answers {status} to Foretell");
-                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+            // With a key its requests would still only be passed through.
+            Unknown::Locked(status) if self.is_passthrough_by_name() => {
+                let why =
+                    format!("requests to it are only passed through, and it answers {status} to Foretell");
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, PASSTHROUGH);
                 Settled::Foreign
             }
             Unknown::Locked(status) => {
@@ -357,18 +359,18 @@ impl Watched {
                     tracing::warn!(
                         replica = replica,
                         why,
-                        "replica cannot be recognised, so it is only relayed"
+                        "replica cannot be recognised, so its requests are only passed through"
                     );
                 }
                 self.replica.note_error(&why);
-                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
             Unknown::Unchecked(why) => {
                 if self.is_news(&why) {
-                    tracing::info!(replica, why, "backend is relayed");
+                    tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, PASSTHROUGH);
                 Settled::Doubted
             }
             Unknown::Late(why) if before => {
@@ -385,9 +387,10 @@ impl Watched {
         }
     }
 
-    /// True if the operator has configured it as a server that is only relayed.
-    fn is_relayed_by_name(&self) -> bool {
-        self.asking.dialect.is_some_and(|dialect| RELAYED.contains(&dialect))
+    /// True if the operator has configured it as a server to which requests are only passed
+    /// through.
+    fn is_passthrough_by_name(&self) -> bool {
+        self.asking.dialect.is_some_and(|dialect| PASSTHROUGH.contains(&dialect))
     }
 
     /// Logs that it did not answer, unless it is down, which is logged elsewhere.
@@ -411,16 +414,16 @@ impl Watched {
         news
     }
 
-    fn relayed(&self, reason: RelayReason, why: String, dialect: &str) {
-        // Without a verification method the gateway relays it; for other reasons the session runner
-        // does, and names them.
-        self.replica.set_dialect(dialect, reason != RelayReason::NoVerifyMethod);
-        self.knowledge.store(Arc::new(ServerKnowledge::Relayed(reason, why)));
+    fn passthrough(&self, reason: PassthroughReason, why: String, dialect: &str) {
+        // Without a verification method the gateway passes it through; for other reasons the
+        // session runner does, and names them.
+        self.replica.set_dialect(dialect, reason != PassthroughReason::NoVerifyMethod);
+        self.knowledge.store(Arc::new(ServerKnowledge::Passthrough(reason, why)));
     }
 
     /// For a server that bills per token: reads its list of models, and only once.
     async fn refresh_billed(&self) -> Settled {
-        if matches!(&**self.knowledge.load(), ServerKnowledge::Relayed(RelayReason::Billed, _)) {
+        if matches!(&**self.knowledge.load(), ServerKnowledge::Passthrough(PassthroughReason::Billed, _)) {
             return Settled::Foreign;
         }
         let models = match ask::models(&self.replica).await {
@@ -429,7 +432,7 @@ impl Watched {
             Err(unknown) => return self.unknown(unknown, false),
         };
         let why = format!("it bills per token, so only its list of models was requested ({models})");
-        self.relayed(RelayReason::Billed, why, RELAY);
+        self.passthrough(PassthroughReason::Billed, why, PASSTHROUGH);
         Settled::Foreign
     }
 
@@ -450,7 +453,7 @@ impl Watched {
                 let shown = probe::is_one(&self.replica, engine, tokenizer, limits, fresh_seed()).await;
                 if let Some((method, why)) = probe::not_asked(&shown) {
                     return Err(Unknown::Foreign(
-                        RelayReason::NoVerifyMethod,
+                        PassthroughReason::NoVerifyMethod,
                         format!("{}: {why}", method.name()),
                     ));
                 }
@@ -468,7 +471,7 @@ impl Watched {
             // Every prompt was found cached, so its prefix cache works.
             return Ok(Arc::new(identity.seen_caching()));
         }
-        Err(Unknown::Foreign(RelayReason::Balanced, probe::MANY.to_owned()))
+        Err(Unknown::Foreign(PassthroughReason::Balanced, probe::MANY.to_owned()))
     }
 
     /// Reads the load repeatedly, one request at a time.
@@ -567,7 +570,7 @@ impl Watched {
         });
         if report.findings.balanced {
             *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
-            self.relayed(RelayReason::Balanced, probe::MANY.to_owned(), RELAY);
+            self.passthrough(PassthroughReason::Balanced, probe::MANY.to_owned(), PASSTHROUGH);
             return Some(report);
         }
         self.rounds_seen.looked_at();

@@ -23,7 +23,7 @@ pub struct Report {
     /// Projected speedup of the tokens that may be speculated on, as a multiple of plain decoding;
     /// `None` while none is projected.
     pub expected_speedup: Option<f64>,
-    /// Reasons for which the others were relayed or decoded plainly, by number of tokens.
+    /// Reasons for which the others were passed through or decoded plainly, by number of tokens.
     pub rest: Vec<Rest>,
     /// Every combination of names, by number of tokens; at most 500, then one of all others.
     pub rows: Vec<Row>,

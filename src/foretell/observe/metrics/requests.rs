@@ -7,7 +7,7 @@ use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use super::models::{ModelLabels, OTHER as OTHER_MODEL};
 use super::{Held, Maker};
 use crate::observe::{Finished, make};
-use foretell_core::words::{Reason, RelayReason, metric};
+use foretell_core::words::{PassthroughReason, Reason, metric};
 use foretell_engines::openai::{Api, Path, Route};
 
 /// The route of requests that do not ask for text.
@@ -15,9 +15,9 @@ const OTHER: &str = "other";
 /// The class of answers that failed.
 const FAILED: &str = "5xx";
 /// The reason of a request that no replica answered.
-const UNREACHABLE: &str = RelayReason::Unreachable.name();
+const UNREACHABLE: &str = PassthroughReason::Unreachable.name();
 /// The reason of a request by an API that is not speculated on.
-const ROUTE: &str = RelayReason::Route.name();
+const ROUTE: &str = PassthroughReason::Route.name();
 
 #[derive(Debug)]
 pub(super) struct RequestMetrics {
@@ -31,7 +31,7 @@ pub(super) struct RequestMetrics {
     added: Histogram,
     ttft: HistogramVec,
     e2e: HistogramVec,
-    /// Speculated, plain, relayed.
+    /// Speculated, plain, passed through.
     gaps: [Histogram; 3],
     per_token: HistogramVec,
     duration: HistogramVec,
@@ -45,7 +45,7 @@ impl RequestMetrics {
         let metrics = Self {
             ttft: new.kept(make::histograms(metric::TTFT))?,
             e2e: new.kept(make::histograms(metric::E2E_LATENCY))?,
-            gaps: [Path::Speculated, Path::Plain, Path::Relayed]
+            gaps: [Path::Speculated, Path::Plain, Path::Passthrough]
                 .map(|path| gaps.with_label_values(&[path.name()])),
             models: ModelLabels::default(),
             finished: new.kept(make::counters(metric::REQUESTS))?,
@@ -60,7 +60,7 @@ impl RequestMetrics {
             tokens: new.kept(make::counters(metric::OUTPUT_TOKENS))?,
             holdback: new.kept(make::counters(metric::HOLDBACK))?,
         };
-        metrics.finished.with_label_values(&["", OTHER, "", Path::Relayed.name(), UNREACHABLE, FAILED]);
+        metrics.finished.with_label_values(&["", OTHER, "", Path::Passthrough.name(), UNREACHABLE, FAILED]);
         for model in ["", OTHER_MODEL] {
             metrics.begin(model);
         }
@@ -80,19 +80,26 @@ impl RequestMetrics {
     /// the first errors of a series that begins with them.
     fn begin(&self, model: &str) {
         for route in [Route::Completions, Route::Chat] {
-            for reason in RelayReason::ALL {
+            for reason in PassthroughReason::ALL {
                 self.finished.with_label_values(&[
                     model,
                     route.name(),
                     "",
-                    Path::Relayed.name(),
+                    Path::Passthrough.name(),
                     reason.name(),
                     FAILED,
                 ]);
             }
         }
-        for (api, reason) in Api::RELAYED.into_iter().flat_map(|api| [(api, ROUTE), (api, UNREACHABLE)]) {
-            self.finished.with_label_values(&[model, api.name(), "", Path::Relayed.name(), reason, FAILED]);
+        for (api, reason) in Api::PASSTHROUGH.into_iter().flat_map(|api| [(api, ROUTE), (api, UNREACHABLE)]) {
+            self.finished.with_label_values(&[
+                model,
+                api.name(),
+                "",
+                Path::Passthrough.name(),
+                reason,
+                FAILED,
+            ]);
         }
     }
 
@@ -110,11 +117,11 @@ impl RequestMetrics {
 
     /// A piece of output followed the one before it after `gap`.
     pub(super) fn gap(&self, path: Path, gap: Duration) {
-        let [speculated, plain, relayed] = &self.gaps;
+        let [speculated, plain, passthrough] = &self.gaps;
         let histogram = match path {
             Path::Speculated => speculated,
             Path::Plain => plain,
-            Path::Relayed => relayed,
+            Path::Passthrough => passthrough,
         };
         histogram.observe(gap.as_secs_f64());
     }
@@ -134,7 +141,7 @@ impl RequestMetrics {
                     &*model,
                     route,
                     "",
-                    Path::Relayed.name(),
+                    Path::Passthrough.name(),
                     UNREACHABLE,
                     FAILED,
                 ]);

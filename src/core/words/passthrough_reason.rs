@@ -1,9 +1,9 @@
-//! Reasons for relaying a request, or never speculating on it: a closed list, so that every relayed
-//! request has a reason in headers, metrics and logs.
+//! Reasons for passing a request through, or never speculating on it: a closed list, so that every
+//! passthrough request has a reason in headers, metrics and logs.
 
-/// Reason for relaying a request unchanged, or never speculating on it.
+/// Reason for passing a request through unchanged, or never speculating on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RelayReason {
+pub enum PassthroughReason {
     /// The mode of the process or of the backend is `off`.
     Off,
     /// The client asked for it (`x-foretell: off`).
@@ -58,7 +58,7 @@ pub enum RelayReason {
     Fault,
 }
 
-impl RelayReason {
+impl PassthroughReason {
     /// Every reason, in the order of the documentation.
     pub const ALL: [Self; 25] = [
         Self::Off,
@@ -153,31 +153,31 @@ impl RelayReason {
     }
 }
 
-/// Reason for relaying a request, and the parameter of its body that causes it, if a single one
-/// does.
+/// Reason for passing a request through, and the parameter of its body that causes it, if a single
+/// one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The reason.
-    pub reason: RelayReason,
+    pub reason: PassthroughReason,
     /// Name of the parameter, as the table of parameters spells it; `None` if no single one causes
     /// it.
     pub parameter: Option<&'static str>,
 }
 
-impl From<RelayReason> for Refused {
-    fn from(reason: RelayReason) -> Self {
+impl From<PassthroughReason> for Refused {
+    fn from(reason: PassthroughReason) -> Self {
         Self { reason, parameter: None }
     }
 }
 
 impl Refused {
     /// Refused because of this parameter.
-    pub const fn by(reason: RelayReason, parameter: &'static str) -> Self {
+    pub const fn by(reason: PassthroughReason, parameter: &'static str) -> Self {
         Self { reason, parameter: Some(parameter) }
     }
 
     /// Refused because of the first of these parameters that applies; `None` if none does.
-    pub fn by_first(reason: RelayReason, parameters: &[(bool, &'static str)]) -> Option<Self> {
+    pub fn by_first(reason: PassthroughReason, parameters: &[(bool, &'static str)]) -> Option<Self> {
         parameters.iter().find(|(applies, _)| *applies).map(|(_, name)| Self::by(reason, name))
     }
 }
