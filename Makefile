@@ -180,7 +180,7 @@ engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGIN
 test-engines: build $(PYPATH)/.done ## Exactness with real engines (ENGINES=llama|vllm|all, SHORT=1)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/all.py --engines $(ENGINES) $(if $(SHORT),--short) --foretell $(BIN)
 
-test-clients: build $(CLIENTS)/.done ## Agent frameworks direct and through Foretell (2 min; ARGS="--server vllm": before vLLM with SmolLM2)
+test-clients: build $(CLIENTS)/.done ## Agent frameworks direct and through Foretell (2 min; ARGS="--server vllm": with vLLM and SmolLM2)
 	@FORETELL_CACHE=$(CACHE) $(CLIENTS)/bin/python tests/clients/clients.py --foretell $(BIN) $(ARGS)
 
 $(CLIENTS)/.done: tests/clients/requirements.txt tests/clients/node/package.json tests/clients/node/package-lock.json
@@ -202,7 +202,7 @@ real-fixture: $(PYPATH)/.done ## SmolLM2 fine-tuned to call tools, into .cache/r
 bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/real.py $(PART) $(if $(SHORT),--short) --foretell $(DIST) $(ARGS)
 
-bench-calls: dist $(PYPATH)/.done ## Agents' chats before vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
+bench-calls: dist $(PYPATH)/.done ## Agents' chats with vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/calls.py --precise --foretell $(DIST) $(ARGS)
 
 bench-traffic: dist ## Record requests of SmolLM2, train a drafter on them, measure it (2 h on two cores; torch in ARGS="--python F")
@@ -218,8 +218,8 @@ models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
 
 generated: build ## Write the schemas and pages that are made from the code
-	for page in metrics guarantees policy-reference process-reference; do $(BIN) check --$$page >docs/$$page.md; done
-	$(BIN) check --schema=policy >policies/schema.json && $(BIN) check --schema=process >deploy/schema.json
+	for page in metrics guarantees policy-reference config-reference; do $(BIN) check --$$page >docs/$$page.md; done
+	$(BIN) check --schema=policy >policies/schema.json && $(BIN) check --schema=config >deploy/schema.json
 	$(PYTHON) grafana/build.py
 
 lint: ## What CI checks besides the tests

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Through Foretell against direct, interleaved in one run: our own target at two costs, every
+# Through Foretell against direct, interleaved in one run: `foretell target` at two costs, every
 # workload.
 #
 #   tests/bench.sh INFLATED_MODEL_DIR [OUT_DIR]

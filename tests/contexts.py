@@ -100,7 +100,7 @@ def config(folder, port, admin, backend, method, bounds):
     path = folder / "foretell.yaml"
     path.write_text(
         f"version: 1\nlisten: [{{ address: \"127.0.0.1:{port}\" }}]\nadmin: {{ address: \"127.0.0.1:{admin}\" }}\n"
-        f"policies: {{ dir: {folder / 'policies'} }}\nbackends:\n  - name: fake\n    dialect: vllm\n"
+        f"policies: {{ dir: {folder / 'policies'} }}\nbackends:\n  - name: fake\n    engine: vllm\n"
         f"    replicas: [\"http://127.0.0.1:{backend}\"]\n"
         f"    models: [{{ id: toy, tokenizer: {ROOT / 'onnx/models/target'} }}]\n"
         f"    load: {{ every: 60s }}\n    probe: {{ when: never }}\n"

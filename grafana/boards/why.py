@@ -97,7 +97,7 @@ def reasons() -> tuple[Panel, ...]:
                 "Share of output tokens by path and reason, passthrough answers included; those of answers without usage "
                 "are estimated. `/api/coverage` also has route, policy and backend."
             ),
-            good="mostly `speculated` and `plain`: these may be speculated on.",
+            good="mostly `speculated` and `plain`: these are eligible.",
             otherwise="the largest `passthrough` reason is what limits the gain: its meaning is in the panel below.",
         ),
         lines(
@@ -108,7 +108,7 @@ def reasons() -> tuple[Panel, ...]:
             width=12,
             height=10,
             says="Eligible requests per second that were decoded plainly, or plainly to their end, by reason.",
-            good="mostly `holdback` and `no_gain`.",
+            good="mostly `control_group` and `no_gain`.",
             otherwise=(
                 "`gate_*`: see the timeline below. `max_gap`: even the shortest round would exceed `gates.max_gap`. "
                 "`draft_fault`: a drafter failed. `no_gain`, `no_draft`: see “how good are the drafts?”. `observe`, `shadow`, "

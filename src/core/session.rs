@@ -331,7 +331,7 @@ impl Summary {
 pub trait Decode: Send {
     /// Adds a token and returns the text that became certain: never half a character.
     fn push(&mut self, token: TokenId) -> String;
-    /// The text still held back, with U+FFFD for what never became a character.
+    /// The text still withheld, with U+FFFD for what never became a character.
     fn flush(&mut self) -> String;
     /// A copy that continues independently from here.
     fn fork(&self) -> Box<dyn Decode>;

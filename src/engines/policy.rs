@@ -89,10 +89,10 @@ impl Policy {
     }
 }
 
-/// Uses of the texts of a policy's requests, where the process file has a place for them.
+/// Uses of the texts of a policy's requests, where the config file has a place for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Corpus {
-    /// True if requests that may be speculated on are recorded for training.
+    /// True if eligible requests are recorded for training.
     pub record: bool,
 }
 

@@ -208,7 +208,7 @@ mod tests {
             let flags = [
                 "config",
                 "backend",
-                "dialect",
+                "engine",
                 "listen",
                 "admin",
                 "mode",
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_in_the_help_are_those_of_an_empty_process_file() {
+    fn defaults_in_the_help_are_those_of_an_empty_config_file() {
         let process = crate::config::Process::default();
         assert_eq!(process.listen.first().unwrap().address.to_string(), "127.0.0.1:8080");
         assert_eq!(process.admin.address.to_string(), "127.0.0.1:9464");

@@ -16,7 +16,7 @@
 //! | [`learning`] | what outlives a session: control groups, the corpus, traits of answers |
 //! | [`observe`] | the record of each request: metrics, log, the last sessions |
 //! | [`fleet`] | the servers behind: backends, replicas, the process that answers there, health, load, probes |
-//! | [`config`] | the process file and the policy files: text to validated values, with every error at once |
+//! | [`config`] | the config file and the policy files: text to validated values, with every error at once |
 //! | [`http`] | the base of servers and clients: listeners, bodies, headers, workers |
 //! | [`clock`], [`random`] | the moments and the random seeds that the pure crates receive |
 //!

@@ -122,8 +122,8 @@ pub struct Finished {
     pub calls: Calls,
     /// Time won and lost by its rounds.
     pub balance: Balance,
-    /// It was held back as control group.
-    pub held_back: bool,
+    /// It was in the control group.
+    pub in_control_group: bool,
     /// Its drafters read texts of other clients, so the client does not get the counts of its
     /// rounds.
     pub reads_others: bool,
@@ -179,7 +179,7 @@ impl Finished {
             drift: Ledger::default(),
             calls: Calls::default(),
             balance: Balance::default(),
-            held_back: false,
+            in_control_group: false,
             reads_others: false,
             prompt_tokens: 0,
             output_tokens: 0,

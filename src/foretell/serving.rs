@@ -77,7 +77,7 @@ pub struct SessionRunnerSetup {
     pub learnt: Arc<Learnt>,
     /// Texts of earlier requests that drafters read.
     pub corpus: CorpusHandle,
-    /// Records requests; `None` without `corpus.record` of the process file.
+    /// Records requests; `None` without `corpus.record` of the config file.
     pub recorder: Option<Recorder>,
 }
 
@@ -203,7 +203,7 @@ impl SessionRunner {
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);
         let rules = Rules {
             permission,
-            holdback: drawn.held_back,
+            control_group: drawn.in_control_group,
             model,
             shares_noise,
             vocabulary: identity.tokenizer.end(),
@@ -254,8 +254,8 @@ impl SessionRunner {
         let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.memory;
         let lookups: &[LookupSpec] = if drafts { &ruling.rules.lookups } else { &[] };
         let scopes = lookups.iter().filter_map(LookupSpec::corpus_scope);
-        let model = format!("{}/{}", exchange.replica.backend(), identity.epoch.model);
-        let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
+        let model = format!("{}/{}", exchange.replica.backend(), identity.engine_start.model);
+        let key = Key { model, vocabulary: identity.engine_start.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
         let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
         if let Some(recorder) = self.recorder(permission, ruling, exchange) {

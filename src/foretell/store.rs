@@ -25,7 +25,7 @@ use crate::clock::unix_now;
 use crate::config::process::StoreUrl;
 use crate::http::drain::Lifecycle;
 use crate::learning::shared::Statistics;
-use crate::learning::{EPOCH_KEPT, Learnt};
+use crate::learning::{ENGINE_START_KEPT, Learnt};
 
 pub use fault::{Fault, FaultKind};
 use link::Link;
@@ -121,7 +121,7 @@ impl Store {
     }
 
     async fn pull(&self, link: &mut Link) -> Result<(), Fault> {
-        let since = unix_now().saturating_sub(EPOCH_KEPT).as_secs();
+        let since = unix_now().saturating_sub(ENGINE_START_KEPT).as_secs();
         let members = link.latest(&self.index(), since, SIDECARS).await?;
         let (own_version, own) = (format!("{SCHEMA}/"), member(self.learnt.name()));
         let former = self.learnt.former().map(|name| member(&name));
@@ -145,8 +145,8 @@ impl Store {
         let own = own.map_err(|error| Fault::answer(error.to_string()))?;
         let Some(own) = own.map_err(|error| Fault::answer(error.to_string()))? else { return Ok(()) };
         let name = self.learnt.name();
-        link.put(&self.key_of("sidecar", name), own, EPOCH_KEPT).await?;
-        link.note(&self.index(), &member(name), unix_now().as_secs(), EPOCH_KEPT).await?;
+        link.put(&self.key_of("sidecar", name), own, ENGINE_START_KEPT).await?;
+        link.note(&self.index(), &member(name), unix_now().as_secs(), ENGINE_START_KEPT).await?;
         if let Some(former) = self.learnt.former() {
             link.forget(&self.key_of("sidecar", &former), &self.index(), &member(&former)).await?;
             self.learnt.succeed();

@@ -28,7 +28,7 @@ fn nobody_at(address: &str) -> SocketAddr {
     TcpListener::bind(address).unwrap().local_addr().unwrap()
 }
 
-/// A folder with a request and a process file whose admin port has no listener.
+/// A folder with a request and a config file whose admin port has no listener.
 fn folder(process: &str, policy: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();

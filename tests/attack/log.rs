@@ -177,7 +177,7 @@ fn usage(tokens: usize) -> Value {
 fn before(address: SocketAddr, policy: &str) -> Start {
     let folder = VOCABULARY.trim_end_matches("/tokenizer.json");
     let mut start = Start::with(&format!(
-        "backends:\n  - name: b\n    dialect: onnx\n    replicas: [\"http://{address}\"]\n    models: [{{ id: toy, tokenizer: {folder} }}]\n    \
+        "backends:\n  - name: b\n    engine: onnx\n    replicas: [\"http://{address}\"]\n    models: [{{ id: toy, tokenizer: {folder} }}]\n    \
          verify: {{ allow: [fan_out] }}\n    probe: {{ when: never }}\ndrain: {{ delay: 0s, grace: 5s }}\n"
     ));
     start.policies = vec![("p.yaml", format!("version: 1\nname: p\n{policy}\n"))];
@@ -240,7 +240,7 @@ fn line(proxy: &Proxy, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
 
 // -------------------------------------------------- A log that cannot be written
 
-/// Sends [`MANY`] requests over four connections; every tenth may be speculated on, the others are
+/// Sends [`MANY`] requests over four connections; every tenth is eligible, the others are
 /// passed through. Returns the number of requests that got no answer or a wrong one; stops after a
 /// few.
 fn failures(address: SocketAddr) -> usize {

@@ -24,7 +24,7 @@ fn first_replica(proxy: &Proxy) -> Value {
     proxy.admin_get("/api/replicas").json()["replicas"][0].clone()
 }
 
-/// Runs `check` and `serve` on a process file, from the folder that it is in.
+/// Runs `check` and `serve` on a config file, from the folder that it is in.
 fn refused(files: &[(&str, &str)], wanted: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), files);
@@ -186,7 +186,7 @@ fn the_operators_own_names_for_the_admin_listener_are_taken() {
 // ----------------------------------------------------------------- Configuration
 
 #[test]
-fn the_folder_of_the_policies_is_found_from_the_process_file() {
+fn the_folder_of_the_policies_is_found_from_the_config_file() {
     let folder = tempfile::tempdir().unwrap();
     let quiet = "version: 1\nname: quiet\nmode: off\n";
     for (file, policies) in [
@@ -680,7 +680,7 @@ fn a_running_proxy_reports_a_missing_key() {
 #[test]
 fn a_passthrough_server_needs_no_key_of_foretells_own() {
     let server = locked("Bearer right");
-    for (named, reason) in [("billed: true", "billed"), ("dialect: openai", "no_verify_method")] {
+    for (named, reason) in [("billed: true", "billed"), ("engine: openai", "no_verify_method")] {
         let process =
             format!("backends: [{{ name: b, {named}, replicas: [\"http://{}\"] }}]\n", server.address);
         let proxy = Start::with(&process).start();
@@ -770,7 +770,7 @@ fn an_unknown_server_is_queried_with_back_off() {
         .collect();
     let pauses: Vec<Duration> = came.windows(2).map(|pair| pair[1] - pair[0]).take(2).collect();
     assert!(pauses[0] > Duration::from_secs(4) && pauses[1] > Duration::from_secs(9), "{pauses:?}");
-    assert_eq!(first_replica(&proxy)["dialect"], "unknown");
+    assert_eq!(first_replica(&proxy)["engine"], "unknown");
 }
 
 #[test]
@@ -805,9 +805,9 @@ fn a_python_server_is_unknown_unless_it_is_mlx() {
     assert!(!told.out.contains("mlx"), "{told:?}");
     let proxy = Start::before(server.address).start();
     let shown = eventually("it has been asked", || {
-        Some(first_replica(&proxy)).filter(|shown| shown["dialect"] != "auto")
+        Some(first_replica(&proxy)).filter(|shown| shown["engine"] != "auto")
     });
-    assert_eq!(shown["dialect"], "unknown");
+    assert_eq!(shown["engine"], "unknown");
     assert!(!shown.to_string().contains("mlx"), "{shown}");
 }
 
@@ -1097,8 +1097,8 @@ fn learnt_state_is_saved_and_restored_and_a_damaged_file_is_ignored() {
     for spoilt in [
         "",
         "{",
-        "{\"version\": 9, \"saved\": 0, \"epochs\": []}",
-        "{\"version\": 1, \"saved\": 0, \"epochs\": []}",
+        "{\"version\": 9, \"saved\": 0, \"engine_starts\": []}",
+        "{\"version\": 1, \"saved\": 0, \"engine_starts\": []}",
     ] {
         std::fs::write(&file, spoilt).unwrap();
         run("costs and acceptance cannot be restored");
@@ -1115,7 +1115,7 @@ fn a_snapshot_that_is_not_a_file_of_this_user_is_left_alone() {
     std::fs::create_dir(at("folder")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
     let mut named = vec!["fifo", "folder", "device"];
-    std::fs::write(at("foreign"), r#"{"version":3,"saved":0,"epochs":[]}"#).unwrap();
+    std::fs::write(at("foreign"), r#"{"version":3,"saved":0,"engine_starts":[]}"#).unwrap();
     // Only root can change the owner of a file; the case is left out for other users.
     if std::os::unix::fs::chown(at("foreign"), Some(65534), None).is_ok() {
         named.push("foreign");

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Speculation under load: the same proxy in `auto` against itself in `mode: off`, in front of our
-# own target at eight times its depth, with 1, 4, 16 and 32 clients.
+# Speculation under load: the same proxy in `auto` against itself in `mode: off`, in front of
+# `foretell target` at eight times its depth, with 1, 4, 16 and 32 clients.
 #
 #   tests/bench/load.sh INFLATED_MODEL_DIR [OUT_DIR]
 #

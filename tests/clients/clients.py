@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Agent frameworks before Foretell: which of their calls may be speculated on, and do users notice?
+"""Agent frameworks in front of Foretell: which of their calls are eligible, and do users notice?
 
     clients.py [--server target|vllm] [--foretell BIN]
 
 Every call of frameworks.py is made twice, direct and through Foretell, which speculates at every token in
 drafts of 4. What the user gets must be the same, errors included, and path, reason and parameter of
-each request those of PASSTHROUGH: a call that it does not name may be speculated on. `target` is
+each request those of PASSTHROUGH: a call that it does not name is eligible. `target` is
 `foretell target` with the bundled model, `vllm` the engine with SmolLM2 of `make real-models`, both
 with the tool parser `hermes`. Prints one line per call and the share, exits 1 if one is otherwise.
 
@@ -76,7 +76,7 @@ def target(foretell, port):
 
 
 def start(stack, args):
-    """(address, model, lines of the process file) of the server."""
+    """(address, model, lines of the config file) of the server."""
     if args.server == "target":
         return stack.enter_context(target(args.foretell, sides.free_port())), "toy", "    probe: { when: never }\n"
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -119,7 +119,7 @@ def main():
                 same = len(want) == len(have) if (framework, name) in SAMPLED else repr(want) == repr(have)
                 if not same:
                     wrong.append(f"{said}: direct {want!r}, through {have!r}")
-    print(f"\n{may} of {total} calls may be speculated on")
+    print(f"\n{may} of {total} calls are eligible")
     for line in wrong:
         print(line)
     sys.exit(bool(wrong))

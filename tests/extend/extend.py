@@ -101,8 +101,8 @@ ADDITIONS = {
     "metric": [
         ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',
          '        counter LONG = "foretell_long_answers_total" [] "Answers of more than 1,000 tokens.";\n'),
-        ("src/foretell/observe/metrics/requests.rs", "    holdback: IntCounterVec,\n}", "    long: IntCounter,\n"),
-        ("src/foretell/observe/metrics/requests.rs", "            holdback: new.kept(",
+        ("src/foretell/observe/metrics/requests.rs", "    control_group: IntCounterVec,\n}", "    long: IntCounter,\n"),
+        ("src/foretell/observe/metrics/requests.rs", "            control_group: new.kept(",
          "            long: new.kept(make::counter(metric::LONG))?,\n"),
         ("src/foretell/observe/metrics/requests.rs", "        if finished.client_gone {\n            self.disconnects.inc();",
          "        if finished.output_tokens > 1_000 {\n            self.long.inc();\n        }\n"),
@@ -123,7 +123,7 @@ accept: { rule: half, tolerance: { max: 0.1 } }
 gates: { prompt: 100 }
 """
 PROCESS = """version: 1
-backends: [{ name: a, dialect: tabby, replicas: ["http://127.0.0.1:1"], models: [{ id: m, tokenizer: backend }] }]
+backends: [{ name: a, engine: tabby, replicas: ["http://127.0.0.1:1"], models: [{ id: m, tokenizer: backend }] }]
 policies: { dir: policies }
 """
 

@@ -68,7 +68,7 @@ describe("what it shows", () => {
     assert.match(await text(page, "#groups"), /projected: \d/);
     assert.match(await text(page, "#tiles"), /tokens\/s/);
     assert.match(await text(page, "#problems"), /Replica spare\/0 at http:\S+ is down: .*refused/);
-    assert.match(await text(page, "#reasons"), /held back as control group · holdback.*\d+ \(\d/s);
+    assert.match(await text(page, "#reasons"), /in the control group, which is decoded plainly · control_group.*\d+ \(\d/s);
     assert.match(await text(page, "#reasons"), /the server parses tool calls, and no parser for them is configured here \(docs\/agents\.md\) · tools/);
     assert.match(await text(page, "#gates"), /closed/);
     assert.match(await text(page, "#gates-why"), /health at spare\/0: the replica is not healthy \(.*ide-code.*\)/);
@@ -97,7 +97,7 @@ describe("what it shows", () => {
     assert.equal(drawn.length, sums.drafters.length);
     const report = await serve.api("/api/coverage");
     assert.equal(await text(page, "#coverage-told"), `${report.sentence}.`);
-    assert.match(report.sentence, /of your output tokens may be speculated on/);
+    assert.match(report.sentence, /of your output tokens are eligible/);
     const covered = await page.locator("#covered tbody tr").allInnerTexts();
     assert.equal(covered.length, Math.min(report.rows.length, 12));
     const { path, route, tokens } = report.rows[0];

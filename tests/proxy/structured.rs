@@ -31,7 +31,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// `model`: more of the model in the process file, `backend`: more lines of its backend.
+    /// `model`: more of the model in the config file, `backend`: more lines of its backend.
     pub async fn with(options: Options, policies: &[&str], model: &str, backend: &str) -> Self {
         watch_panics();
         let engine = Fake::start(Vllm::new(options)).await;

@@ -64,7 +64,7 @@ impl Folder {
     }
 }
 
-const ONE_BACKEND: &str = "version: 1\nbackends: [{ name: a, dialect: onnx, replicas: [\"http://a:1\"] }]\n";
+const ONE_BACKEND: &str = "version: 1\nbackends: [{ name: a, engine: onnx, replicas: [\"http://a:1\"] }]\n";
 
 #[test]
 fn good_settings_are_listed_with_revisions_and_warnings() {
@@ -114,7 +114,7 @@ fn a_missing_backend_is_not_an_error_of_a_policy() {
     let folder = Folder::new(&[("policies/a.yaml", "version: 1\nname: x\n")]);
     let (code, told) = folder.check();
     assert_eq!(code, 64);
-    assert!(told.starts_with("(no process file): backends: no backend configured: add one under `backends`, or pass --backend URL"), "{told}");
+    assert!(told.starts_with("(no config file): backends: no backend configured: add one under `backends`, or pass --backend URL"), "{told}");
 }
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"12345678"}],"temperature":0.7}"#;
@@ -137,7 +137,7 @@ fn an_explanation_names_parameters_policies_and_the_result() {
     assert_eq!(
         told,
         format!(
-            "undecided: whether it may be speculated on is not decided at step server: the server was not asked\n\
+            "undecided: whether the request is eligible is not decided at step server: the server was not asked\n\
              asked        nobody: the server's properties are not known\n\
              route        chat\n\
              model        m (backend a, replica a/0 at http://a:1/)\n\
@@ -194,7 +194,7 @@ fn an_explanation_names_parameters_policies_and_the_result() {
 #[case::forced("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1],"tool_choice":"required"}"#, &[], "undecided", None)]
 #[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "passthrough", Some("unknown_parameter"))]
 #[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "passthrough", Some("billed"))]
-#[case::passthrough("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "passthrough", Some("no_verify_method"))]
+#[case::passthrough("backends: [{ name: a, engine: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "passthrough", Some("no_verify_method"))]
 #[case::nobody("backends: []", "", CHAT, &[], "failed", Some("no_backend"))]
 #[case::tenant("tenant: { header: x-tenant, trusted_peers: [10.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "passthrough", Some("policy"))]
 #[case::strange_tenant("tenant: { header: x-tenant, trusted_peers: [11.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "passthrough", Some("no_policy"))]
@@ -207,7 +207,7 @@ fn an_explanation_gives_the_path_and_the_reason(
     #[case] path: &str,
     #[case] reason: Option<&str>,
 ) {
-    let backends = "backends: [{ name: a, dialect: onnx, replicas: ['http://a:1'] }]\n";
+    let backends = "backends: [{ name: a, engine: onnx, replicas: ['http://a:1'] }]\n";
     let backends = if process.starts_with("backends") { "" } else { backends };
     let folder = Folder::new(&[
         ("foretell.yaml", &format!("version: 1\n{backends}{process}\n")),
@@ -257,16 +257,16 @@ fn an_invalid_explain_call_is_a_usage_error() {
     );
 }
 
-/// A policy with a drafter that the process file lacks is valid with the stanza that `check`
+/// A policy with a drafter that the config file lacks is valid with the stanza that `check`
 /// prints.
 #[test]
-fn check_prints_what_the_process_file_lacks() {
+fn check_prints_what_the_config_file_lacks() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = "version: 1\nname: a\ndrafters: [{ kind: model, model: draft-same }]\n";
     let (code, told) = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("policies/a.yaml", text)]).check();
     assert_eq!(code, 64, "{told}");
     let (_, stanza) =
-        told.split_once("add to the process file, with the folder of each model:\n").expect(&told);
+        told.split_once("add to the config file, with the folder of each model:\n").expect(&told);
     let models = root.join("onnx/models").display().to_string();
     let process = format!("{ONE_BACKEND}{}", stanza.replace("onnx/models", &models));
     let (code, told) = Folder::new(&[("foretell.yaml", &process), ("policies/a.yaml", text)]).check();

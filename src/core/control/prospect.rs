@@ -173,8 +173,8 @@ pub struct Curve {
     pub points: Vec<(usize, f64)>,
 }
 
-/// Assumptions of a chooser about an epoch until it has its own measurements. Times in seconds;
-/// `None` where nothing was measured.
+/// Assumptions of a chooser about an engine start until it has its own measurements. Times in
+/// seconds; `None` where nothing was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prior {
     /// Times of verify requests by [`VerifyMethod::index`], one curve for each length of context

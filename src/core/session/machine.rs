@@ -254,7 +254,7 @@ impl<W: Walk> Session<W> {
             self.controller.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
-        let shadows = matches!(self.rules.permission, Permission::Shadow(_)) || self.rules.holdback;
+        let shadows = matches!(self.rules.permission, Permission::Shadow(_)) || self.rules.control_group;
         if finish.is_some() && shadows && !self.summary.speculated {
             self.summary.projected_speedup = self.controller.projected_speedup(self.output.tokens().len());
         }

@@ -225,7 +225,7 @@ impl Output {
         Delta { tokens: taken, parsed: self.release() }
     }
 
-    /// Ends the output if it goes on, and releases the text that was held back.
+    /// Ends the output if it goes on, and releases the text that was withheld.
     pub fn end(&mut self, finish: Finish) -> Delta {
         if self.finish.is_none() {
             self.flush(finish);
@@ -263,7 +263,7 @@ impl Output {
         }
     }
 
-    /// Ends the output for `finish`, unless the text that was held back completes a stop text.
+    /// Ends the output for `finish`, unless the text that was withheld completes a stop text.
     fn flush(&mut self, finish: Finish) {
         let held = self.decode.flush();
         self.append(&held);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_text_across_tokens_is_held_back_and_cut() {
+    fn a_stop_text_across_tokens_is_withheld_and_cut() {
         let mut out = output(&["cd"], 99);
         assert_eq!(out.extend(&[0, 1, 2], false).parsed.text, "ab");
         assert_eq!(out.extend(&[4], false).parsed.text, "ce");

@@ -108,7 +108,7 @@ pub trait Parse: Send {
     /// for half a character). Returns the parts that became certain: never part of a marker.
     fn push(&mut self, token: TokenId, text: &str) -> Parsed;
 
-    /// The parts still held back, at the end of the output.
+    /// The parts still withheld, at the end of the output.
     fn finish(&mut self) -> Parsed;
 
     /// True if the last token is not inside a tool call or its markers.

@@ -143,7 +143,7 @@ fn labels() -> Vec<Label> {
     let methods: Vec<&str> = VerifyMethod::ALL.iter().map(|method| method.name()).collect();
     let modes: Vec<&str> = Mode::ALL.iter().map(|mode| mode.name()).collect();
     vec![
-        open("backend", "a backend of the process file"),
+        open("backend", "a backend of the config file"),
         closed("basis", "where the costs behind a projection come from", &["guess", "probe", "measured"]),
         closed("bound", "of an interval that is valid at any time", &["low", "middle", "high"]),
         closed(
@@ -173,7 +173,7 @@ fn labels() -> Vec<Label> {
         closed("mode", "of a backend, the process's own included", &modes),
         open(
             "model",
-            "a model of the process file, or one that a backend has answered for; 100 at most, then `other`",
+            "a model of the config file, or one that a backend has answered for; 100 at most, then `other`",
         ),
         closed("outcome", "how a position was judged", &["relaxed", "unknown", "limited"]),
         closed("path", "how a request was served", &["speculated", "plain", "passthrough"]),

@@ -4,8 +4,8 @@
 /// Reason for not speculating on an eligible request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PlainReason {
-    /// Held back as control group.
-    Holdback,
+    /// In the control group.
+    ControlGroup,
     /// The mode of the process or of the backend is `observe`.
     Observe,
     /// Speculation is not expected to pay.
@@ -54,7 +54,7 @@ pub enum PlainReason {
     Grammar,
     /// No drafter had a proposal.
     NoDraft,
-    /// The backend holds back text that may become a stop text.
+    /// The backend withholds text that may become a stop text.
     HeldBackText,
     /// `verify.allow` has none of the exact verification methods of the server.
     NoVerifyMethod,
@@ -76,7 +76,7 @@ pub enum PlainReason {
 impl PlainReason {
     /// Every reason, in the order of the documentation.
     pub const ALL: [Self; 31] = [
-        Self::Holdback,
+        Self::ControlGroup,
         Self::Observe,
         Self::NoGain,
         Self::NotMeasured,
@@ -112,7 +112,7 @@ impl PlainReason {
     /// The name in headers, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Holdback => "holdback",
+            Self::ControlGroup => "control_group",
             Self::Observe => "observe",
             Self::NoGain => "no_gain",
             Self::NotMeasured => "not_measured",
@@ -166,7 +166,7 @@ impl PlainReason {
             | Self::Client
             | Self::Policy
             | Self::Draining => true,
-            Self::Holdback
+            Self::ControlGroup
             | Self::NoGain
             | Self::NotMeasured
             | Self::MaxGap
@@ -186,7 +186,7 @@ impl PlainReason {
     /// The reason in plain words, for people who ask why.
     pub const fn words(self) -> &'static str {
         match self {
-            Self::Holdback => "it is held back as control group",
+            Self::ControlGroup => "the request is in the control group, which is decoded plainly",
             Self::Observe => "the process observes",
             Self::NoGain => "speculation is not expected to pay",
             Self::NotMeasured => {
@@ -211,7 +211,7 @@ impl PlainReason {
             Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
             Self::Grammar => "the server binds the output by a grammar, or has not said yet that it does not",
             Self::NoDraft => "no drafter has a proposal",
-            Self::HeldBackText => "the backend holds back text that may be part of a stop text",
+            Self::HeldBackText => "the server withholds text that may be part of a stop text",
             Self::NoVerifyMethod => "verify.allow has none of the exact methods of the server",
             Self::Undecided => "no verification method could decide the next token",
             Self::DraftFault => "a drafter failed",

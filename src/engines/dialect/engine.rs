@@ -144,7 +144,7 @@ pub struct Engine {
     pub parsers: Parsers,
     /// It tells that it was started without any, so that its text is that of its tokens.
     pub unparsed: bool,
-    /// A grammar goes on from the output that is sent with a request (our own target), so that a
+    /// A grammar goes on from the output that is sent with a request (`foretell target`), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
     /// Tokens that a head of its model can propose with an answer; 0 if it has none.
@@ -275,7 +275,7 @@ impl Engine {
         (sampling, known)
     }
 
-    /// Reason why this request may not be speculated on here; `None` if it may.
+    /// Reason why this request is not eligible here; `None` if it is.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) =
             self.refuses_bound(request, sampling).or_else(|| self.refuses_rendered(request))
@@ -320,7 +320,7 @@ impl Engine {
     }
 
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or
-    /// whose answer needs an output parser; `None` if it may be speculated on.
+    /// whose answer needs an output parser; `None` if it is eligible.
     fn refuses_rendered(&self, request: &Request) -> Option<Refused> {
         // The first token comes with the prompt of exactly this request.
         let tells = self.renders || self.tells_first_token(request);

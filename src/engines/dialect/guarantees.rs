@@ -41,7 +41,7 @@ const MODEL: &str = "m";
 /// How a request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It may be speculated on, by this verification method first.
+    /// It is eligible, by this verification method first.
     Speculates(VerifyMethod),
     Passthrough(PassthroughReason),
     /// It decodes plainly: the engine does not report the ids of its tokens.

@@ -1,4 +1,4 @@
-//! Decides whether a request may be speculated on. Every parameter is looked up in the table; if
+//! Decides whether a request is eligible. Every parameter is looked up in the table; if
 //! one is not carried exactly, the whole request is passed through, with a reason and the parameter
 //! that caused it.
 
@@ -14,7 +14,7 @@ use foretell_core::words::{PassthroughReason, Refused};
 /// The decision about a request, by its body alone.
 #[derive(Clone, Debug)]
 pub enum Judgement {
-    /// It may be speculated on.
+    /// It is eligible.
     Eligible(Box<Request>),
     /// The request is passed through.
     Passthrough {
@@ -47,14 +47,14 @@ pub fn judge(route: Route, body: &[u8]) -> Judgement {
     }
 }
 
-/// Reason why a request with these parameters may not be speculated on, and the parameter that
+/// Reason why a request with these parameters is not eligible, and the parameter that
 /// caused it; `None` if it may.
 pub fn refusal(findings: &[Finding]) -> Option<(PassthroughReason, &str)> {
     findings.iter().find_map(|finding| Some((finding.refused?, finding.parameter.as_str())))
 }
 
 /// Judges every parameter by itself, and reads all that can be read; `None` if the body is not a
-/// JSON object. The request may be speculated on only if no finding refuses it.
+/// JSON object. The request is eligible only if no finding refuses it.
 pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> {
     let Some(Value::Object(members)) = json::parse(body) else { return None };
     let mut request = blank(route);

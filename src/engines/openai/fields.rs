@@ -19,7 +19,7 @@ use foretell_core::words::{PassthroughReason as R, Refused};
 /// Reads the value of one carried parameter into the request.
 ///
 /// # Errors
-/// Reason why a request with this value may not be speculated on.
+/// Reason why a request with this value is not eligible.
 pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R> {
     let sampling = &mut request.sampling;
     if let Some(said) = sampling_field(field) {

@@ -1,4 +1,4 @@
-//! The messages of a chat: plain text may be speculated on; so may tool calls, their results and
+//! The messages of a chat: plain text is eligible; so are tool calls, their results and
 //! reasoning of earlier turns, where the engine tells the prompt that its template makes of them.
 //!
 //! The messages themselves are never rewritten.
@@ -12,7 +12,7 @@ use foretell_core::words::PassthroughReason as R;
 /// prompt that it makes of them; `None` if they are only text.
 ///
 /// # Errors
-/// Reason why they may not be speculated on.
+/// Reason why they are not eligible.
 pub fn read(value: &Value) -> Result<(Prompt, Option<R>), R> {
     let messages = value.as_array().filter(|messages| !messages.is_empty()).ok_or(R::Body)?;
     let mut rendered = None;

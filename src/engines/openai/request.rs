@@ -1,4 +1,4 @@
-//! A parsed request that may be speculated on.
+//! A parsed eligible request.
 
 use serde_json::{Map, Value};
 
@@ -44,7 +44,7 @@ impl Route {
 /// passed through, unless they are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
-    /// A completion, which may be speculated on.
+    /// A completion, which can be eligible.
     Completion(Route),
     /// `POST /v1/responses`, of OpenAI
     Responses,
@@ -92,7 +92,7 @@ pub enum Prompt {
     Messages(Value),
 }
 
-/// A completion request that may be speculated on.
+/// An eligible completion request.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The route it came in on.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::ToolFormat;
 use crate::openai::{Grammar, Language};
 
-/// The version of the grammar of calls, which a server and the proxy before it have to share.
+/// The version of the grammar of calls, which a server and the proxy in front of it have to share.
 pub const CALL_GRAMMAR: u64 = 1;
 
 /// The calls that a request forces.

@@ -32,7 +32,7 @@ pub enum Step {
     /// The engine that answers at the replica's address.
     Server,
     /// Can this engine serve the request exactly?
-    Dialect,
+    Engine,
     /// The policy that applies.
     Policy,
     /// Do policy, process, client and probe permit speculation?
@@ -55,7 +55,7 @@ impl Step {
             Self::Backend => "backend",
             Self::Session => "session",
             Self::Server => "server",
-            Self::Dialect => "dialect",
+            Self::Engine => "engine",
             Self::Policy => "policy",
             Self::Permission => "permission",
             Self::VerifyLimits => "verify",
@@ -336,7 +336,7 @@ impl Planning<'_> {
         let server = server.or_else(|| self.server.known().filter(|_| walk.whole)?.server());
         let sampling = request.zip(server).map(|(request, server)| server.engine.sampling(request));
         let exact = walk.step(
-            Step::Dialect,
+            Step::Engine,
             || {
                 let sampling = sampling.as_ref().ok_or(NO_SERVER)?;
                 steps::exact(request.ok_or(NO_REQUEST)?, server.ok_or(NO_SERVER)?, sampling)

@@ -361,7 +361,7 @@ fn undecided(
             );
             ("undecided", Some(reason.name()), words)
         }
-        None => ("undecided", None, format!("whether it may be speculated on is {open}")),
+        None => ("undecided", None, format!("whether the request is eligible is {open}")),
     }
 }
 

@@ -82,7 +82,7 @@ impl Subjects<'_> {
     }
 }
 
-/// State of a drafter model, by its name in the process file.
+/// State of a drafter model, by its name in the config file.
 pub type Models<'a> = &'a (dyn Fn(&str) -> ModelState + Sync);
 
 /// All inputs of a decision that is explained, in the order in which they become known.
@@ -114,8 +114,8 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// Reads the header's values: there are several if a proxy before this one adds its own, and
-    /// the strictest counts. Pass none if clients may not use the header.
+    /// Reads the header's values: there are several if a proxy in front of this one adds its own,
+    /// and the strictest counts. Pass none if clients may not use the header.
     pub fn read<'a>(values: impl IntoIterator<Item = &'a HeaderValue>) -> Self {
         let mut strictest = None;
         for value in values {
@@ -140,7 +140,7 @@ impl Wish {
 pub enum Body<'a> {
     /// It is larger than the limit for bodies that are read.
     TooLarge,
-    /// It may be speculated on, by its body.
+    /// It is eligible, by its body.
     Eligible(&'a Request),
     /// It must be passed through.
     Refused {

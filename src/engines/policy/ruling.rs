@@ -82,7 +82,7 @@ impl Ruling {
             shared: Shared::default(),
             model: None,
             shares_noise: false,
-            holdback: false,
+            control_group: false,
             verify_timeout: VERIFY_TIMEOUT,
             draft_timeout: None,
         };

@@ -233,7 +233,7 @@ pub(super) fn permission(
 
 pub(super) fn say_permission(permission: Permission) -> (StepResult, String) {
     match permission {
-        Permission::Speculate => passed("it may be speculated on"),
+        Permission::Speculate => passed("the request is eligible"),
         Permission::Shadow(reason) => (
             StepResult::Plain(reason),
             format!("it is decoded plainly, and drafts are scored in the shadow: {}", reason.words()),

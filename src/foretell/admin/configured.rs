@@ -189,7 +189,7 @@ impl Configured {
     }
 
     /// Reads the files again, loads and tries the drafters that the policies name, and replaces all
-    /// policies or none. A setting of the process file that only a restart can change stays as it
+    /// policies or none. A setting of the config file that only a restart can change stays as it
     /// is and is named. Blocks while a model is loaded. `None`: there was nothing to do.
     ///
     /// # Errors
@@ -299,7 +299,7 @@ impl Configured {
             if asked != ReloadSource::Operator && files.policies.is_empty() && !self.was_built_in() {
                 return Err(vec![self.emptied()]);
             }
-            // Every problem at once, those of the process file first.
+            // Every problem at once, those of the config file first.
             let (own, policies) = (
                 self.check_process(files.process.as_deref()),
                 parse_with_warnings(&files.policies, &self.process),
@@ -448,7 +448,7 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// State of a replica: epoch, verification methods, probe, learnt
+    /// State of a replica: engine start, verification methods, probe, learnt
     /// costs; `None` if it is not one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;

@@ -197,7 +197,7 @@ pub struct ServerFacts<'a> {
     pub replica: Option<&'a Arc<Replica>>,
     /// The server at its address.
     pub server: Fact<policy::ServerState<'a>>,
-    /// State of a drafter model, by its name in the process file.
+    /// State of a drafter model, by its name in the config file.
     pub models: Models<'a>,
     /// The gate that is closed there now, for a session with this ruling.
     pub closed: &'a dyn Fn(&Ruling) -> Option<PlainReason>,

@@ -31,7 +31,7 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     attempt.problems.extend(unrecorded(&attempt.process));
     attempt.problems.extend(no_backend(&attempt));
     if let Some(first) = attempt.files.first().map(|file| file.display().to_string()) {
-        // Problems in the process file first, in the order of its lines; then the others in the
+        // Problems in the config file first, in the order of its lines; then the others in the
         // order found.
         attempt
             .problems

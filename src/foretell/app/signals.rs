@@ -1,6 +1,6 @@
 //! Signals that the process handles.
 //!
-//! `SIGTERM` and `SIGINT` ask it to stop, `SIGHUP` to read policies and process file again.
+//! `SIGTERM` and `SIGINT` ask it to stop, `SIGHUP` to read policies and config file again.
 //! `SIGUSR1` and `SIGUSR2`, which would end it by default, are logged and ignored.
 
 use std::io;

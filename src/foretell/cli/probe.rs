@@ -38,8 +38,8 @@ pub struct ProbeArgs {
     #[arg(long)]
     pub json: bool,
     /// API of its engine
-    #[arg(long, value_name = "D", default_value = "auto")]
-    pub dialect: String,
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub engine: String,
     /// The tokenizer.json of its model, or a folder with one, if the server does not serve it
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
@@ -110,13 +110,13 @@ impl Outcome {
 
 /// Probes a server and prints the result.
 pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
-    let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
+    let named = Named::NAMES.iter().find(|(name, _)| *name == args.engine);
     let Some((_, dialect)) = named else {
         let names: Vec<_> = Named::NAMES.iter().map(|(name, _)| *name).collect();
         super::complain(&format_args!(
-            "--dialect: unknown value, allowed {}, got {:?}",
+            "--engine: unknown value, allowed {}, got {:?}",
             names.join("|"),
-            args.dialect
+            args.engine
         ));
         return Exit::Usage;
     };
@@ -420,9 +420,7 @@ fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let block = if engine.block == 1 { "1 token".to_owned() } else { format!("{} tokens", engine.block) };
     writeln!(out, "prefix cache {state} ({how}{times}; block size {block})")?;
     let seeds = match probe::noise(engine) {
-        "place" => {
-            "a seeded output continues the same from any position: seeded requests may be speculated on"
-        }
+        "place" => "a seeded output continues the same from any position: seeded requests are eligible",
         "ignored" => "seeds are ignored",
         _ => {
             "a seeded output does not continue the same from another position: seeded requests are passed through"

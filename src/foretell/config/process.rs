@@ -1,4 +1,4 @@
-//! The process file (`foretell.yaml`), validated: listeners, backends and limits.
+//! The config file (`foretell.yaml`), validated: listeners, backends and limits.
 
 mod backend;
 mod backends;
@@ -33,7 +33,7 @@ pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T
     names.iter().find(|(_, named)| *named == value).map_or("", |(name, _)| name)
 }
 
-/// The validated process file, with flags and environment variables applied.
+/// The validated config file, with flags and environment variables applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Process {
     /// Operating mode of the whole process; the admin API can change it at run time.
@@ -75,7 +75,7 @@ pub struct Process {
     pub policies_must_exist: bool,
     /// Logging and tracing.
     pub observe: Observe,
-    /// The process file as it was read; `None` without one.
+    /// The config file as it was read; `None` without one.
     pub file: Option<ProcessFile>,
     /// The [`fingerprint`](super::load::fingerprint) of the policy files as they were read with
     /// these settings; `None` if the policies do not come from files, so that there is nothing to
@@ -83,7 +83,7 @@ pub struct Process {
     pub policies_read: Option<u64>,
 }
 
-/// A process file and its text.
+/// A config file and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessFile {
     /// Its path.

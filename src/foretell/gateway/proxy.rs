@@ -68,8 +68,8 @@ struct Ids(Arc<AtomicU64>);
 
 impl Default for Ids {
     fn default() -> Self {
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(Arc::new(AtomicU64::new((epoch.as_micros() as u64) << 20)))
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(Arc::new(AtomicU64::new((now.as_micros() as u64) << 20)))
     }
 }
 

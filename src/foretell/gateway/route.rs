@@ -1,4 +1,4 @@
-//! Selection of the requests that may be speculated on; the others are passed through.
+//! Selection of the eligible requests; the others are passed through.
 //!
 //! A candidate's body is read while it stays within the limits of size and memory. The part that
 //! was read is forwarded first, so a request that turns out not to be a candidate is passed through

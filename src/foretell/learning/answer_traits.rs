@@ -12,7 +12,7 @@ use crate::learning::grammars::Grammars;
 use foretell_core::session::PartsSeen;
 use foretell_core::units::TokenId;
 
-/// Traits observed in the answers of one epoch, shared by its requests.
+/// Traits observed in the answers of one engine start, shared by its requests.
 #[derive(Debug, Default)]
 pub struct AnswerTraits {
     /// Its answers to the question if a grammar binds a request.
@@ -103,9 +103,9 @@ impl AnswerTraits {
         }
     }
 
-    /// Reads complete answers to verify requests, which may be the only ones of an epoch that hold
-    /// the end of a text and the `system_fingerprint`: the first call of a speculated answer is cut
-    /// off before it sends its own.
+    /// Reads complete answers to verify requests, which may be the only ones of an engine start
+    /// that hold the end of a text and the `system_fingerprint`: the first call of a speculated
+    /// answer is cut off before it sends its own.
     pub fn reads(&self, bodies: &[Vec<u8>]) {
         // Most answers end no text, and are not parsed once more.
         let ends = |body: &&Vec<u8>| std::str::from_utf8(body).is_ok_and(|body| body.contains("\"stop\""));

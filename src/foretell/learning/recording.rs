@@ -1,6 +1,6 @@
 //! Recordings: the tokens of requests on disk, from which `foretell train` makes drafters.
 //!
-//! Off unless the process file (`corpus.record`) and the request's policy (`corpus.record: true`)
+//! Off unless the config file (`corpus.record`) and the request's policy (`corpus.record: true`)
 //! both ask for it. One thread writes; a request hands its ids over and never waits. If the thread
 //! falls behind or the disk refuses, requests go unrecorded, which is counted, and nothing else
 //! happens.

@@ -29,7 +29,7 @@ struct Counts {
     all: Sum,
     /// Speculated, plain, passed through.
     paths: [Sum; 3],
-    /// Requests that may not be speculated on, by reason, and by policy if that switched them off.
+    /// Requests that are not eligible, by reason, and by policy if that switched them off.
     rest: BTreeMap<(Option<Reason>, String), Sum>,
     rows: HashMap<Key, Sum>,
     /// Requests without a row of their own.
@@ -44,7 +44,7 @@ struct Key {
     route: Api,
     path: Path,
     reason: Option<&'static str>,
-    /// They may be speculated on.
+    /// They are eligible.
     eligible: bool,
 }
 
@@ -139,7 +139,7 @@ impl Counts {
         }
     }
 
-    /// Reasons for which tokens may not be speculated on, by number of tokens.
+    /// Reasons for which tokens are not eligible, by number of tokens.
     fn rest(&self) -> Vec<Rest> {
         let with_tokens = self.rest.iter().filter(|(_, sum)| sum.tokens > 0);
         let mut rest: Vec<Rest> = with_tokens
@@ -167,7 +167,7 @@ impl Counts {
         rows
     }
 
-    /// The projected speedup of all tokens that may be speculated on, as if each policy and backend
+    /// The projected speedup of all eligible tokens, as if each policy and backend
     /// generated its part of them; `None` if none is projected.
     fn expected(&self, projected: &[Projected]) -> Option<f64> {
         let weights = projected.iter().map(|one| self.eligible(one).max(1) as f64);
@@ -178,7 +178,7 @@ impl Counts {
         (faster > 0.0).then(|| plain / faster)
     }
 
-    /// Tokens of a policy at a backend that may be speculated on.
+    /// Eligible tokens of a policy at a backend.
     fn eligible(&self, at: &Projected) -> u64 {
         let own = self
             .rows
@@ -188,7 +188,7 @@ impl Counts {
     }
 }
 
-/// True if requests like this one may be speculated on, now or at another moment.
+/// True if requests like this one are eligible, now or at another moment.
 fn is_eligible(finished: &Finished) -> bool {
     match (finished.path, finished.reason) {
         (Path::Plain, Some(Reason::Plain(reason))) => !holds_for_good(reason),
@@ -210,7 +210,7 @@ fn holds_for_good(reason: PlainReason) -> bool {
         | PlainReason::Parser
         | PlainReason::Grammar
         | PlainReason::NoVerifyMethod => true,
-        PlainReason::Holdback
+        PlainReason::ControlGroup
         | PlainReason::Observe
         | PlainReason::NoGain
         | PlainReason::NotMeasured
@@ -294,7 +294,7 @@ mod tests {
     fn shares_add_up_and_the_rest_is_in_order() {
         let coverage = Coverage::default();
         coverage.finish(&finished(Path::Speculated, None, 40));
-        coverage.finish(&finished(Path::Plain, Some(PlainReason::Holdback.into()), 22));
+        coverage.finish(&finished(Path::Plain, Some(PlainReason::ControlGroup.into()), 22));
         coverage.finish(&finished(Path::Passthrough, Some(PassthroughReason::Route.into()), 10));
         coverage.finish(&finished(Path::Passthrough, Some(PassthroughReason::Route.into()), 7));
         let tools = finished(Path::Passthrough, Some(PassthroughReason::Tools.into()), 21);
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!((first.names(), first.requests), (["p", "b", "chat", "speculated", ""], 1));
         assert_eq!(
             report.sentence,
-            "62 % of your output tokens may be speculated on; expected 1.5×; the largest rest: tools, 21 %"
+            "62 % of your output tokens are eligible; expected 1.5×; the largest rest: tools, 21 %"
         );
     }
 
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!((report.may_speculate, report.rest.len()), (Some(0.3), 2));
         assert_eq!(
             report.sentence,
-            "30 % of your output tokens may be speculated on; expected 1.5×; the largest rest: backend_speculates, 60 %"
+            "30 % of your output tokens are eligible; expected 1.5×; the largest rest: backend_speculates, 60 %"
         );
         let other = Some("q@12345678".to_owned());
         coverage.finish(&Finished { policy: other, ..finished(Path::Plain, None, 30) });

@@ -314,7 +314,7 @@ mod tests {
         };
         metrics.finish(&Finished {
             rounds: vec![round],
-            held_back: true,
+            in_control_group: true,
             ..Finished::new(Path::Speculated, "b")
         });
         for family in metrics.registry.gather() {

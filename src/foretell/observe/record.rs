@@ -162,7 +162,7 @@ impl Record {
         self.finished.reason = Some(reason.into());
         self.finished.parameter = parameter.map(kept);
         self.finished.policy = None;
-        self.finished.held_back = false;
+        self.finished.in_control_group = false;
     }
 
     /// Records that its session was abandoned before anything was sent to the client; the request
@@ -181,7 +181,7 @@ impl Record {
         self.session_holds(0);
     }
 
-    /// Records that it is a completion that may be speculated on, under this policy
+    /// Records that it is an eligible completion, under this policy
     /// (`name@revision`).
     pub fn eligible(&mut self, route: Route, policy: &str) {
         self.finished.path = Path::Plain;
@@ -207,7 +207,7 @@ impl Record {
         self.finished.parameter = None;
         // No policy decided about a request that never reached an engine.
         self.finished.policy = None;
-        self.finished.held_back = false;
+        self.finished.in_control_group = false;
         self.finished.error = Some(cause);
     }
 
@@ -313,9 +313,9 @@ impl Record {
         }
     }
 
-    /// Records that it is held back as control group.
-    pub fn held_back(&mut self) {
-        self.finished.held_back = true;
+    /// Records that it is in the control group.
+    pub fn control_group(&mut self) {
+        self.finished.in_control_group = true;
     }
 
     /// Records that its drafters read texts of other clients.
@@ -463,12 +463,12 @@ mod tests {
     fn a_dropped_record_says_that_the_client_has_left() {
         let observer = observer();
         let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
-        record.held_back();
+        record.control_group();
         record.passthrough(Route::Chat, PassthroughReason::Tools, None);
-        assert!(!record.so_far().held_back, "a passthrough request is in no group");
-        record.held_back();
+        assert!(!record.so_far().in_control_group, "a passthrough request is in no group");
+        record.control_group();
         record.unreachable("nobody answers".to_owned());
-        assert!(!record.so_far().held_back, "nor is one that reached nobody");
+        assert!(!record.so_far().in_control_group, "nor is one that reached nobody");
         drop(record);
         let session = &sessions(&observer)[0];
         assert_eq!((&session["id"], &session["client_gone"]), (&"r".into(), &true.into()));

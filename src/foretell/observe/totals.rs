@@ -45,8 +45,8 @@ pub struct Sums {
     pub tokens: u64,
     /// Completions that were speculated on at least once.
     pub speculated: Pace,
-    /// Completions that were held back as control group.
-    pub held_back: Pace,
+    /// Completions that were in the control group.
+    pub control_group: Pace,
     /// Completions with an error of the server's or of Foretell's own.
     pub failed: u64,
     /// Completions whose client left.
@@ -176,7 +176,7 @@ impl Sums {
         }
         match (finished.path, finished.reason) {
             (Path::Speculated, _) => self.speculated.add(finished),
-            (Path::Plain, Some(Reason::Plain(PlainReason::Holdback))) => self.held_back.add(finished),
+            (Path::Plain, Some(Reason::Plain(PlainReason::ControlGroup))) => self.control_group.add(finished),
             (Path::Plain | Path::Passthrough, _) => {}
         }
         for round in &finished.rounds {
@@ -205,7 +205,7 @@ impl Sums {
             paths,
             tokens: self.tokens - before.tokens,
             speculated: self.speculated.since(before.speculated),
-            held_back: self.held_back.since(before.held_back),
+            control_group: self.control_group.since(before.control_group),
             failed: self.failed - before.failed,
             left: self.left - before.left,
             reasons: self.reasons.iter().filter_map(reason).collect(),
@@ -234,7 +234,7 @@ impl Sums {
             "paths": { "speculated": speculated, "plain": plain, "passthrough": passthrough },
             "tokens": self.tokens,
             "speculated": self.speculated.to_json(),
-            "held_back": self.held_back.to_json(),
+            "control_group": self.control_group.to_json(),
             "failed": self.failed,
             "left": self.left,
             "reasons": reasons.collect::<Vec<_>>(),
@@ -286,13 +286,13 @@ mod tests {
     }
 
     #[test]
-    fn the_groups_are_speculated_and_held_back_requests() {
+    fn the_groups_are_speculated_and_control_group_requests() {
         let totals = Totals::default();
         totals.finish(&completion(Path::Speculated, Some(PlainReason::NoGain.into())));
-        totals.finish(&completion(Path::Plain, Some(PlainReason::Holdback.into())));
+        totals.finish(&completion(Path::Plain, Some(PlainReason::ControlGroup.into())));
         totals.finish(&Finished {
             duration: Duration::from_millis(500),
-            ..completion(Path::Plain, Some(PlainReason::Holdback.into()))
+            ..completion(Path::Plain, Some(PlainReason::ControlGroup.into()))
         });
         totals.finish(&completion(Path::Plain, Some(PlainReason::NoGain.into())));
         totals.finish(&Finished::new(Path::Passthrough, "b"));
@@ -302,8 +302,8 @@ mod tests {
         }
         let told = totals.now().to_json();
         assert_eq!(told["speculated"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
-        assert_eq!(told["held_back"]["requests"], 2);
-        assert!((told["held_back"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
+        assert_eq!(told["control_group"]["requests"], 2);
+        assert!((told["control_group"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
         assert_eq!((&told["completions"], &told["other_requests"]), (&json!(6), &json!(1)));
         assert_eq!(told["paths"], json!({ "speculated": 1, "plain": 3, "passthrough": 2 }));
         let route = &told["reasons"][2];

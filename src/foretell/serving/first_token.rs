@@ -101,7 +101,7 @@ impl Run {
             .permission
             .reason()
             .or(rules.methods.is_empty().then_some(PlainReason::NoVerifyMethod))
-            .or((rules.holdback && !forced).then_some(PlainReason::Holdback))
+            .or((rules.control_group && !forced).then_some(PlainReason::ControlGroup))
             .or((long || !self.fits(&exchange.request, 0)).then_some(PlainReason::ContextTooLong))
             .or_else(closed)
     }

@@ -126,8 +126,8 @@ impl Run {
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
         record.to(&exchange.replica);
-        if self.drawn.held_back {
-            record.held_back();
+        if self.drawn.in_control_group {
+            record.control_group();
         }
         if self.remembering.reads_others() {
             record.reads_others();

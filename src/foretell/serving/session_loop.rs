@@ -105,7 +105,7 @@ pub struct SessionLoop {
     /// The session has an output parser.
     parses: bool,
     /// Knows the marks of a chat that no parser here reads, and of which no text is left out or
-    /// held back.
+    /// withheld.
     marks: Option<Arc<Tokenizer>>,
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,

@@ -64,7 +64,7 @@ pub struct Reported {
 /// The group that a request was assigned to at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drawn {
-    held_back: bool,
+    in_control_group: bool,
     closed: bool,
 }
 
@@ -95,19 +95,19 @@ impl Sidecar {
     /// The rules of the next request, and its group.
     pub fn rules(&mut self, now: Tick) -> (Rules, Drawn) {
         let (start, floor) = (self.permit.holdback.start, self.permit.holdback.floor);
-        let held_back = self.groups.holds_back(start, floor, &mut self.rng);
+        let in_control_group = self.groups.draws_control_group(start, floor, &mut self.rng);
         let closed = self.groups.is_closed(now);
-        let mut rules = Rules { holdback: held_back, ..self.permit.rules.clone() };
+        let mut rules = Rules { control_group: in_control_group, ..self.permit.rules.clone() };
         if closed && rules.gamma_fixed.is_none() && rules.permission == Permission::Speculate {
             rules.permission = Permission::Shadow(PlainReason::GateControl);
         }
-        (rules, Drawn { held_back, closed })
+        (rules, Drawn { in_control_group, closed })
     }
 
     /// Adds a finished request to the comparison of the groups.
     pub fn ended(&mut self, drawn: Drawn, summary: &Summary, now: Tick) {
         if let Some(seconds) = summary.token_seconds.filter(|_| !drawn.closed) {
-            self.groups.note(drawn.held_back, seconds, self.permit.control_gate, now);
+            self.groups.note(drawn.in_control_group, seconds, self.permit.control_gate, now);
         }
     }
 

@@ -38,9 +38,9 @@ pub enum Profile {
     VllmCpu,
     /// llama-server on two CPU cores, as measured here.
     LlamaCpu,
-    /// Our own target with the bundled model.
+    /// `foretell target` with the bundled model.
     Onnx,
-    /// Our own target with the bundled model at eight times its depth.
+    /// `foretell target` with the bundled model at eight times its depth.
     OnnxInflated,
 }
 

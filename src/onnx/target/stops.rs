@@ -12,7 +12,7 @@ pub(super) struct Stops {
     texts: Arc<[String]>,
     finder: Option<AhoCorasick>,
     include: bool,
-    /// Held-back text: the beginning of a stop string.
+    /// Withheld text: the beginning of a stop string.
     held: String,
 }
 
@@ -51,7 +51,7 @@ impl Stops {
         Seen { text: std::mem::replace(&mut self.held, kept), stop: None }
     }
 
-    /// Returns the held-back text at the end of the output.
+    /// Returns the withheld text at the end of the output.
     pub(super) fn flush(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_possible_stop_is_held_back() {
+    fn only_a_possible_stop_is_withheld() {
         let mut watch = Stops::new(&["\n\n".to_owned(), "stop".to_owned()], false).unwrap();
         assert_eq!(watch.push("a\n", false).text, "a");
         assert_eq!(watch.push("b st", false).text, "\nb ");

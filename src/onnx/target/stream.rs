@@ -50,7 +50,7 @@ impl Running {
         Self { events, output, seed, logprobs, begun: false, rows, parser, called: false, reasoning: 0 }
     }
 
-    /// The parts of a step, and with the last one those that were held back; `None` without a
+    /// The parts of a step, and with the last one those that were withheld; `None` without a
     /// parser.
     fn parse(&mut self, step: &Step) -> Option<Parsed> {
         let parser = self.parser.as_mut()?;

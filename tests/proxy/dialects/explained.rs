@@ -1,4 +1,5 @@
-//! `POST /api/explain` says what then happens to a request: random requests, before every engine.
+//! `POST /api/explain` says what then happens to a request: random requests, in front of every
+//! engine.
 
 use foretell::app::Running;
 use foretell::app::local;
@@ -92,12 +93,12 @@ type Other = (&'static str, fn() -> Started, &'static str);
 const OTHERS: [Other; 5] = [
     ("trtllm", || start(|| Passthrough::new(Kind::Trtllm, Setup::default())), ""),
     ("tgi", || start(|| Tgi::new(tgi::Options::default())), ""),
-    ("ollama", || start(|| Ollama::new(ollama::Options::default())), "    dialect: ollama\n"),
-    ("mlx", || start(|| Mlx::new(mlx::Options::default())), "    dialect: mlx\n"),
+    ("ollama", || start(|| Ollama::new(ollama::Options::default())), "    engine: ollama\n"),
+    ("mlx", || start(|| Mlx::new(mlx::Options::default())), "    engine: mlx\n"),
     (
         "hosted",
         || start(|| Hosted::new(hosted::Options::default())),
-        "    dialect: openai\n    billed: true\n",
+        "    engine: openai\n    billed: true\n",
     ),
 ];
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::contract::PROMPTS;
 use super::house::setup;
-use crate::client::{Ask, FORCED, HELD_BACK};
+use crate::client::{Ask, CONTROL_GROUP, FORCED};
 use crate::fakes::sglang::{Options, Sglang};
 use crate::fakes::{Fake, Setup, toy};
 
@@ -138,7 +138,7 @@ async fn the_rest_is_sampled_by_the_defaults_of_the_model() {
 #[rstest]
 #[case::a_parser(|options: &mut Options| options.setup.reasoning_end = Some(" the".to_owned()), FORCED, 0)]
 #[case::no_ids(|options: &mut Options| options.chat_ids = false, FORCED, 1)]
-#[case::held_back(|_: &mut Options| {}, HELD_BACK, 0)]
+#[case::control_group(|_: &mut Options| {}, CONTROL_GROUP, 0)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn otherwise_it_passes_unchanged(
     #[case] change: fn(&mut Options),

@@ -1,5 +1,5 @@
 //! Every parameter of the table by itself, on the same prompt: the client gets the text of the
-//! engine alone, and requests that may not be speculated on are passed through with the table's own
+//! engine alone, and requests that are not eligible are passed through with the table's own
 //! reason. `distribution` tests unseeded sampling against the engine's distribution.
 
 use std::collections::BTreeSet;

@@ -70,7 +70,7 @@ async fn proxy(fake: &Fake<Vllm>, folder: &TempDir) -> Running {
     );
     let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
     let known = async {
-        while !replica(&proxy).await["epoch"].is_string() {
+        while !replica(&proxy).await["engine_start"].is_string() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

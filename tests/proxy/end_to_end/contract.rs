@@ -310,9 +310,9 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
     assert!(!sessions.to_string().contains("fox"), "no text of a prompt");
 
     let replica = &get(house.admin(), "/api/replicas").await.json()["replicas"][0];
-    assert_eq!((&replica["name"], &replica["dialect"]), (&json!("toy/0"), &json!("onnx")));
+    assert_eq!((&replica["name"], &replica["engine"]), (&json!("toy/0"), &json!("onnx")));
     assert_eq!((&replica["up"], &replica["verify"]), (&json!(true), &json!(["tree", "fan_out"])));
-    assert!(replica["epoch"].as_str().unwrap().starts_with("toy/toy/"));
+    assert!(replica["engine_start"].as_str().unwrap().starts_with("toy/toy/"));
 
     let policies = get(house.admin(), "/api/policies").await.json();
     let entry = &policies["policies"][0];

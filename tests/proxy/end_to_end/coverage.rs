@@ -110,7 +110,7 @@ async fn report(house: &House, requests: u64) -> Value {
     tokio::time::timeout(PATIENCE, complete).await.expect("every request is counted")
 }
 
-/// Sends requests that may be speculated on; returns the output tokens that their usage reports for
+/// Sends eligible requests; returns the output tokens that their usage reports for
 /// those that were, and for those that were decoded plainly, such as those whose client wants that.
 async fn eligible(house: &House) -> [u64; 2] {
     let [mut speculated, mut plain] = [0, 0];

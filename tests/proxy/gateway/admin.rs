@@ -118,7 +118,7 @@ async fn a_passthrough_completion_shows_in_metrics_sessions_and_page_without_its
     let replicas = get(&gateway, "/api/replicas").await.json();
     let replica = &replicas["replicas"][0];
     assert_eq!(
-        (&replica["name"], &replica["up"], &replica["dialect"]),
+        (&replica["name"], &replica["up"], &replica["engine"]),
         (&json!("b/0"), &json!(true), &json!("auto"))
     );
 }
@@ -145,7 +145,7 @@ async fn the_mode_is_switched_at_run_time_and_nonsense_is_refused() {
     }
 }
 
-/// A whole proxy before `server`, with a folder of policies.
+/// A whole proxy in front of `server`, with a folder of policies.
 async fn configured(server: &Server, policies: &File) -> Running {
     let text = format!(
         "version: 1\nlisten: [{{ address: '127.0.0.1:0' }}]\nadmin: {{ address: '127.0.0.1:0' }}\n\

@@ -95,7 +95,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
 #[case::encoded("content-encoding: gzip\r\n", r#"{"model":"m"}"#, "encoded")]
 #[case::body("", r#"{"model":"m","prompt":"0123456789012345678901234567890123456789"}"#, "body")]
 #[tokio::test]
-async fn a_request_that_may_not_be_speculated_on_is_passed_through_with_its_reason(
+async fn a_request_that_is_not_eligible_is_passed_through_with_its_reason(
     #[case] fields: &str,
     #[case] body: &str,
     #[case] reason: &str,

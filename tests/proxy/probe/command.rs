@@ -25,7 +25,7 @@ fn numbers(list: &Value, name: &str) -> Vec<f64> {
 async fn a_new_vllm_is_measured_within_forty_safe_calls() {
     let fake = vllm("0.33.0", |options| options.setup.pace = INEXPENSIVE).await;
     let (code, report) = probe(&arguments(&fake.url())).await;
-    assert_eq!((code, &report["dialect"], &report["version"]), (0, &json!("vllm"), &json!("0.33.0")));
+    assert_eq!((code, &report["engine"], &report["version"]), (0, &json!("vllm"), &json!("0.33.0")));
     assert_eq!(report["methods"], json!(["score", "fan_out"]), "{report:#}");
     assert_eq!((&report["cache"]["rows"], &report["cache"]["reported"]), (&json!("tail"), &json!(true)));
     assert_eq!((&report["cache"]["works"], &report["noise"]), (&json!(true), &json!("place")));

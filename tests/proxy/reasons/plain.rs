@@ -22,7 +22,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
     let plain = Scene::default();
     let policy = |more: &str| Scene { policy: format!("{PLAIN}{more}"), ..Scene::default() };
     let scene = match reason {
-        PlainReason::Holdback => {
+        PlainReason::ControlGroup => {
             Scene { policy: PLAIN.replace("{ start: 0, floor: 0 }", "{ start: 1, floor: 1 }"), ..plain }
         }
         PlainReason::Observe => Scene { process: "mode: observe\n", ..plain },

@@ -38,7 +38,7 @@ fn calls<E: Engine>(fake: &Fake<E>) -> Vec<(String, usize)> {
 #[tokio::test]
 async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
     let fake = hosted(Provider::OpenAi).await;
-    let proxy = before(fake.address, "    dialect: openai\n    billed: true\n").await;
+    let proxy = before(fake.address, "    engine: openai\n    billed: true\n").await;
     let body = edit(&json!({"temperature": 0}));
     let direct = ask(fake.address, CHAT, KEY, &body).await;
     for _ in 0..3 {
@@ -57,7 +57,7 @@ async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
 #[tokio::test]
 async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else() {
     let fake = hosted(Provider::OpenAi).await;
-    let proxy = before(fake.address, "    dialect: openai\n").await;
+    let proxy = before(fake.address, "    engine: openai\n").await;
     let through = ask(front(&proxy), CHAT, KEY, &edit(&json!({}))).await;
     assert_eq!(
         (through.plain.status, through.field("x-foretell-reason"), tried(&through)),
@@ -69,7 +69,7 @@ async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else()
 #[tokio::test]
 async fn the_client_s_own_prediction_goes_through() {
     let fake = hosted(Provider::OpenAi).await;
-    let proxy = before(fake.address, "    dialect: openai\n    billed: true\n").await;
+    let proxy = before(fake.address, "    engine: openai\n    billed: true\n").await;
     let own = json!({"temperature": 0, "prediction": {"type": "content", "content": "print(1)"}});
     let direct = ask(fake.address, CHAT, KEY, &edit(&own)).await;
     let through = ask(front(&proxy), CHAT, KEY, &edit(&own)).await;
@@ -100,13 +100,13 @@ async fn servers_without_a_verification_method_are_passed_through_detected_or_co
     let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
     passthrough(&tgi, "", &QUESTIONS).await;
     let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
-    passthrough(&tgi, "    dialect: tgi\n", &["/v1/models", "/info"]).await;
+    passthrough(&tgi, "    engine: tgi\n", &["/v1/models", "/info"]).await;
     let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
     passthrough(&ollama, "", &QUESTIONS).await;
     let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
-    passthrough(&ollama, "    dialect: ollama\n", &["/v1/models", "/api/version"]).await;
+    passthrough(&ollama, "    engine: ollama\n", &["/v1/models", "/api/version"]).await;
     let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
     passthrough(&mlx, "", &QUESTIONS).await;
     let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
-    passthrough(&mlx, "    dialect: mlx\n", &["/v1/models"]).await;
+    passthrough(&mlx, "    engine: mlx\n", &["/v1/models"]).await;
 }

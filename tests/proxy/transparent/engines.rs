@@ -8,7 +8,7 @@ pub struct Engine {
     pub name: &'static str,
     pub start: fn(Setup) -> Started,
     pub model: &'static str,
-    /// More lines of the backend in the process file.
+    /// More lines of the backend in the config file.
     pub backend: &'static str,
     /// Header lines of every client.
     pub fields: &'static str,
@@ -66,7 +66,7 @@ pub const ENGINES: [Engine; 11] = [
     Engine {
         name: "tgi",
         start: |setup| start(move || tgi::Tgi::new(tgi::Options { setup, ..tgi::Options::default() })),
-        backend: "    dialect: tgi\n",
+        backend: "    engine: tgi\n",
         speculates: false,
         ..USUAL
     },
@@ -91,7 +91,7 @@ pub const ENGINES: [Engine; 11] = [
     Engine {
         name: "mlx",
         start: |setup| start(move || mlx::Mlx::new(mlx::Options { setup, ..mlx::Options::default() })),
-        backend: "    dialect: mlx\n",
+        backend: "    engine: mlx\n",
         speculates: false,
         ..USUAL
     },
@@ -100,7 +100,7 @@ pub const ENGINES: [Engine; 11] = [
         start: |setup| {
             start(move || ollama::Ollama::new(ollama::Options { setup, ..ollama::Options::default() }))
         },
-        backend: "    dialect: ollama\n",
+        backend: "    engine: ollama\n",
         speculates: false,
         ..USUAL
     },
@@ -109,7 +109,7 @@ pub const ENGINES: [Engine; 11] = [
         start: |setup| {
             start(move || hosted::Hosted::new(hosted::Options { setup, ..hosted::Options::default() }))
         },
-        backend: "    dialect: openai\n",
+        backend: "    engine: openai\n",
         fields: "authorization: Bearer sk-good\r\n",
         speculates: false,
         ..USUAL

@@ -11,7 +11,7 @@ use crate::fakes::toy;
 
 pub struct Mode {
     pub name: &'static str,
-    /// Lines of the process file.
+    /// Lines of the config file.
     process: &'static str,
     /// Lines of the policy.
     policy: &'static str,

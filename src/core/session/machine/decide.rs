@@ -25,13 +25,13 @@ impl<W: Walk> Session<W> {
         match self.controller.choose(self.output.tokens(), state, now) {
             Step::Plain(reason) => Step::Plain(reason),
             // Only where it is what prevents a round: it passes with the next tokens.
-            _ if self.is_held_back() => Step::Plain(PlainReason::HeldBackText),
+            _ if self.is_withheld() => Step::Plain(PlainReason::HeldBackText),
             step => step,
         }
     }
 
     /// True if the backend of the first plain request has not sent all the text of its tokens.
-    fn is_held_back(&self) -> bool {
+    fn is_withheld(&self) -> bool {
         self.flight.plain.is_some_and(|plain| plain.asked == Asked::Whole) && !self.output.level()
     }
 
@@ -60,8 +60,8 @@ impl<W: Walk> Session<W> {
         if let Some(reason) = self.closed.filter(|&reason| !forced || reason.holds_when_forced()) {
             return Some(reason);
         }
-        if self.rules.holdback && !forced {
-            return Some(PlainReason::Holdback);
+        if self.rules.control_group && !forced {
+            return Some(PlainReason::ControlGroup);
         }
         if self.rules.methods.is_empty() {
             return Some(PlainReason::NoVerifyMethod);

@@ -78,10 +78,10 @@ sections! {
     }
     "Is it helping" {
         gauge CONTROL_GROUP_RATIO = "foretell_control_group_ratio" ["policy", "backend", "bound"]
-            "Time per token of requests that may be speculated on, divided by that of the held back control group. Below 1 speculation is faster.";
+            "Time per token of eligible requests, divided by that of the control group. Below 1 speculation is faster.";
         gauge PROJECTED_SPEEDUP = "foretell_projected_speedup" ["policy", "backend", "bound", "basis"]
             "Projected speedup of requests that were decoded plainly, from drafts made in the shadow: plain time divided by projected time.";
-        counter HOLDBACK = "foretell_holdback_requests_total" ["policy"] "Eligible requests that were held back as control group.";
+        counter CONTROL_GROUP_REQUESTS = "foretell_control_group_requests_total" ["policy"] "Eligible requests in the control group, which is decoded plainly.";
         counter SAVED = "foretell_saved_seconds_total" ["policy"]
             "Time that rounds saved against plain decoding at the measured pace, rounds that saved time only, in seconds of answers.";
         counter WASTED = "foretell_wasted_seconds_total" ["policy"]

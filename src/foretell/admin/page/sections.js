@@ -76,7 +76,7 @@ function summary(status) {
     said.push(`Projected: ${times(would.would)} as fast as plain decoding, ${BASIS[would.would.basis] ?? would.would.basis}${of(would)}.`);
   }
   if (best === undefined && would === undefined && status.mode.process.mode !== "off" && (all.length > 0 || !out)) {
-    const [free, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.speculating, sum[1] + entry.requests.held_back], [0, 0]);
+    const [free, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.speculating, sum[1] + entry.requests.control_group], [0, 0]);
     said.push(`Too early to say: ${whole(free)} ${free === 1 ? "request" : "requests"} with speculation and ${whole(held)} in the control group; ten pairs are needed.`);
   }
   return [word, said.join(" ")];
@@ -107,7 +107,7 @@ function tiles(status, span) {
     tile("Output, all requests", sums.completions > 0 ? [figure(sums.tokens / seconds), "tokens/s"] : ["–", ""],
       `${whole(sums.completions)} completions, ${whole(sums.tokens)} tokens`),
     tile("Speculated requests", pace(sums.speculated), token(sums.speculated)),
-    tile("Control group", pace(sums.held_back), token(sums.held_back)),
+    tile("Control group", pace(sums.control_group), token(sums.control_group)),
     tile("Drafted tokens accepted", drafted > 0 ? [((100 * accepted) / drafted).toFixed(1), "%"] : ["–", ""],
       rounds > 0 ? `${figure(drafted / rounds)} per draft, ${whole(rounds)} rounds` : "no round yet"),
   ];
@@ -138,7 +138,7 @@ export function helping(status, span) {
         node: () => element("span", { class: "told" }, interval(known.low, known.middle, known.high), element("span", {}, words)),
       },
       whole(each.requests.speculating),
-      whole(each.requests.held_back),
+      whole(each.requests.control_group),
       state(status, each),
     ];
   }, "No request has been compared yet.");
@@ -336,12 +336,12 @@ export function replicas(found, now) {
   const table = body("replica-list");
   rows(table, found, (each) => each.name, (each) => {
     const { load, last_error: error, probe } = each;
-    const engine = [each.dialect, probe?.version].filter(Boolean).join(" ");
+    const engine = [each.engine, probe?.version].filter(Boolean).join(" ");
     return [
       { text: each.name, title: each.url, class: "name" },
       { text: each.state, class: each.state === "ready" ? "good" : "bad" },
       { text: each.breaker.replace("_", " "), class: each.breaker === "closed" ? null : "bad" },
-      { text: engine, title: each.epoch, class: "name" },
+      { text: engine, title: each.engine_start, class: "name" },
       whole(each.in_flight),
       load === null ? "–" : whole(load.running),
       load === null ? "–" : whole(load.waiting),

@@ -51,7 +51,7 @@ pub fn parse(file: &str, source: &str) -> Result<ParsedPolicy, Vec<Problem>> {
 /// The JSON Schema of policy files, draft 2020-12, which editors use for completion and checks.
 ///
 /// Conditions that a schema cannot express (bounds in the wrong order, names shared by two files,
-/// drafters that the process file does not declare) are left to `foretell check`.
+/// drafters that the config file does not declare) are left to `foretell check`.
 pub fn schema() -> Json {
     let (empty, problems, slot) = (yaml::EMPTY, Problems::new("schema"), Slot::default());
     read(&Item::declaring(&empty, &problems, &slot), Revision::default());
@@ -101,7 +101,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
 }
 
 fn corpus(mut section: Section<'_>) -> Corpus {
-    let record = "Record the tokens of requests that may be speculated on, for `foretell train`; needs `corpus.record` of the process file.";
+    let record = "Record the tokens of eligible requests, for `foretell train`; needs `corpus.record` of the config file.";
     let corpus = Corpus { record: section.or("record", record, false, &boolean()) };
     section.close();
     corpus
@@ -135,7 +135,7 @@ fn matcher(mut section: Section<'_>) -> Match {
         models: section.item("models", models).map(|item| item.list(&glob())),
         backends: section.item("backends", "Names of backends, with * and ?.").map(|item| item.list(&glob())),
         tenants: section
-            .item("tenants", "Tenants, as determined by `tenant` of the process file.")
+            .item("tenants", "Tenants, as determined by `tenant` of the config file.")
             .map(|item| item.list(&text())),
         routes: section.item("routes", "APIs that clients ask by.").map(|item| item.list(&word(ROUTES))),
         headers: section
@@ -306,8 +306,8 @@ fn model(section: &mut Section<'_>) -> Option<Drafter> {
     let words = &[("auto", Vocabulary::Auto), ("same", Vocabulary::Same), ("slem", Vocabulary::Slem)];
     let model = section.must(
         "model",
-        "Its name under drafters of the process file.",
-        "a name under drafters of the process file",
+        "Its name under drafters of the config file.",
+        "a name under drafters of the config file",
         &text(),
     );
     let says = "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), auto (same if it is; else slem).";

@@ -1,4 +1,4 @@
-//! Parses the process file. The defaults here are the documented ones.
+//! Parses the config file. The defaults here are the documented ones.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -98,7 +98,7 @@ impl Default for Corpus {
     }
 }
 
-/// Reads a process file.
+/// Reads a config file.
 ///
 /// # Errors
 /// Every problem in the file, in the order of its lines.
@@ -107,7 +107,7 @@ pub fn parse(file: &str, source: &str) -> Result<Process, Vec<Problem>> {
     if problems.is_empty() { Ok(process) } else { Err(problems) }
 }
 
-/// Result of reading a process file with or without errors.
+/// Result of reading a config file with or without errors.
 #[derive(Clone, Debug, Default)]
 pub struct Parsed {
     /// The settings; a setting with an error has its default.
@@ -134,7 +134,7 @@ pub fn parse_all(file: &str, source: &str, environment: &dyn Strings) -> Parsed 
     Parsed { process, named, warnings, problems: problems.into_vec() }
 }
 
-/// The JSON Schema of a process file, draft 2020-12.
+/// The JSON Schema of a config file, draft 2020-12.
 ///
 /// Any value may be an environment variable (`${NAME}`). Conditions that a schema cannot express
 /// (names and addresses used twice, an admin listener that is open to others, settings that exclude
@@ -149,7 +149,7 @@ pub fn schema() -> Json {
 pub(in crate::config) fn settings() -> Json {
     let (empty, problems, slot) = (yaml::EMPTY, Problems::new("schema"), Slot::default());
     read(&Item::declaring(&empty, &problems, &slot));
-    described(slot.schema(), "Foretell", "The process file: listeners, limits, backends, drafters.")
+    described(slot.schema(), "Foretell", "The config file: listeners, limits, backends, drafters.")
 }
 
 /// A schema of a whole file, with its head.

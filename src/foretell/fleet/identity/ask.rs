@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
 use crate::fleet::identity::confirm;
-use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, Renderer};
+use crate::fleet::identity::{EngineStart, Identity, RecognitionSettings, Renderer};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fresh, Replica, SendError};
@@ -30,12 +30,12 @@ const TOKENIZER_BYTES: usize = 64 << 20;
 const WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of rounds of requests to one server.
 const TURNS: usize = 8;
-/// Statuses of an engine, or of a proxy before it, that is not ready yet.
+/// Statuses of an engine, or of a proxy in front of it, that is not ready yet.
 const NOT_YET: [StatusCode; 3] =
     [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
 /// Connections that must all show the same start time.
 const CONNECTIONS: u32 = 4;
-/// The path at which our own target serves its tokenizer.
+/// The path at which `foretell target` serves its tokenizer.
 const TOKENIZER: &str = "/tokenizer.json";
 /// A text for which different tokenizers are likely to give different tokens.
 const SAMPLE: &str =
@@ -130,13 +130,14 @@ pub async fn ask(
         return Err(Unknown::PassedThrough(engine.dialect, engine.load_path));
     }
     let started = engine.started.or(engine.process).unwrap_or(away.times);
-    let same = |epoch: &Epoch| {
-        epoch.version == engine.version
-            && epoch.model == engine.model
-            && epoch.started == started
-            && epoch.weights == engine.weights
+    let same = |engine_start: &EngineStart| {
+        engine_start.version == engine.version
+            && engine_start.model == engine.model
+            && engine_start.started == started
+            && engine_start.weights == engine.weights
     };
-    let same = |before: &&Arc<Identity>| same(&before.epoch) && before.engine.renders == engine.renders;
+    let same =
+        |before: &&Arc<Identity>| same(&before.engine_start) && before.engine.renders == engine.renders;
     if let Some(before) = before.filter(same) {
         return Ok(Arc::clone(before));
     }
@@ -149,7 +150,7 @@ pub async fn ask(
     if let Some(config) = &asking.generation_config {
         confirm::confirm(replica, &mut engine, &tokenizer, config).await?;
     }
-    let epoch = Epoch {
+    let engine_start = EngineStart {
         replica: replica.label().to_owned(),
         model: engine.model.clone(),
         version: engine.version.clone(),
@@ -161,7 +162,7 @@ pub async fn ask(
     let tie = tie(&recognised);
     let (engine, tokenizer, recognised) = (Arc::new(engine), Arc::new(tokenizer), Arc::new(recognised));
     Ok(Arc::new(Identity {
-        epoch,
+        engine_start,
         engine,
         tokenizer,
         rounds_seen: Arc::clone(rounds_seen),
@@ -438,7 +439,7 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Repl
         if response.headers().contains_key(headers::PATH) {
             return Err(Unknown::foreign("it is a Foretell: name the server behind it"));
         }
-        // An engine that is loading its model answers 503, and a proxy before it 502 or 504.
+        // An engine that is loading its model answers 503, and a proxy in front of it 502 or 504.
         if NOT_YET.contains(&status) {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fleet::identity::ask::{self, Away, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
-use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
+use crate::fleet::identity::{EngineStart, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
 use crate::fleet::load::STALE;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
@@ -24,7 +24,7 @@ use foretell_engines::dialect::Engine;
 use foretell_engines::dialect::passthrough::PASSTHROUGH;
 
 /// The dialect that is shown for a recognised server to which requests are only passed through.
-const PASSTHROUGH: &str = "passthrough";
+const SHOWN_PASSTHROUGH: &str = "passthrough";
 /// The dialect that is shown for a server that is not recognised.
 const STRANGER: &str = "unknown";
 /// Interval at which a replica is checked for being idle.
@@ -42,7 +42,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hour
 
 /// The last result of the single-engine check.
 struct One {
-    epoch: Epoch,
+    engine_start: EngineStart,
     at: Instant,
     /// True if a single engine answers.
     shown: bool,
@@ -51,7 +51,7 @@ struct One {
 /// The last probe.
 #[derive(Default)]
 struct Last {
-    epoch: Option<Epoch>,
+    engine_start: Option<EngineStart>,
     at: Option<Instant>,
     /// Pause before the next probe, where no verification method paid; `None` elsewhere.
     again: Option<Duration>,
@@ -62,14 +62,15 @@ impl Last {
         self.at.is_none_or(|at| at.elapsed() >= than)
     }
 
-    fn is_due(&self, epoch: &Epoch) -> bool {
-        self.epoch.as_ref() != Some(epoch) || self.again.is_some_and(|again| self.is_older(again))
+    fn is_due(&self, engine_start: &EngineStart) -> bool {
+        self.engine_start.as_ref() != Some(engine_start)
+            || self.again.is_some_and(|again| self.is_older(again))
     }
 
-    fn done(&mut self, epoch: &Epoch, nothing_pays: bool) {
-        let before = self.again.filter(|_| self.epoch.as_ref() == Some(epoch));
+    fn done(&mut self, engine_start: &EngineStart, nothing_pays: bool) {
+        let before = self.again.filter(|_| self.engine_start.as_ref() == Some(engine_start));
         self.again = nothing_pays.then(|| before.map_or(AGAIN.0, |again| (again * 2).min(AGAIN.1)));
-        (self.epoch, self.at) = (Some(epoch.clone()), Some(Instant::now()));
+        (self.engine_start, self.at) = (Some(engine_start.clone()), Some(Instant::now()));
     }
 }
 
@@ -231,12 +232,12 @@ impl Watched {
                 self.away_before.store(times, Ordering::Relaxed);
                 self.returns_before.store(returns, Ordering::Relaxed);
                 if before.as_ref().is_none_or(|before| before.is_news(&identity)) {
-                    self.note_model(&identity.epoch.model);
+                    self.note_model(&identity.engine_start.model);
                     tracing::info!(
                         replica = self.replica.label(),
-                        dialect = identity.engine.dialect.name(),
+                        engine = identity.engine.dialect.name(),
                         version = identity.engine.version,
-                        model = identity.epoch.model,
+                        model = identity.engine_start.model,
                         "backend known"
                     );
                     self.say_defaults(&identity);
@@ -305,7 +306,9 @@ impl Watched {
         }
         let Ok(confirmed) = ask::confirmed_again(&self.replica, &self.asking, identity).await else { return };
         // A probe may have stored more meanwhile.
-        let Some(now) = self.identity().filter(|now| now.epoch == confirmed.epoch) else { return };
+        let Some(now) = self.identity().filter(|now| now.engine_start == confirmed.engine_start) else {
+            return;
+        };
         self.say_defaults(&confirmed);
         let confirmed = Identity { probe: now.probe.clone(), ..(*confirmed).clone() };
         self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(confirmed))));
@@ -324,7 +327,7 @@ impl Watched {
                 if self.is_news(&why) {
                     tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.passthrough(PassthroughReason::NoVerifyMethod, why, PASSTHROUGH);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, SHOWN_PASSTHROUGH);
                 Settled::Foreign
             }
             Unknown::Foreign(reason, why) => {
@@ -336,7 +339,7 @@ impl Watched {
                         tracing::info!(replica, why, "requests to the backend are passed through");
                     }
                 }
-                self.passthrough(reason, why, PASSTHROUGH);
+                self.passthrough(reason, why, SHOWN_PASSTHROUGH);
                 if reason == PassthroughReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }
             }
             Unknown::Stranger(why) => {
@@ -350,7 +353,7 @@ impl Watched {
             Unknown::Locked(status) if self.is_passthrough_by_name() => {
                 let why =
                     format!("requests to it are only passed through, and it answers {status} to Foretell");
-                self.passthrough(PassthroughReason::NoVerifyMethod, why, PASSTHROUGH);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, SHOWN_PASSTHROUGH);
                 Settled::Foreign
             }
             Unknown::Locked(status) => {
@@ -370,7 +373,7 @@ impl Watched {
                 if self.is_news(&why) {
                     tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.passthrough(PassthroughReason::NoVerifyMethod, why, PASSTHROUGH);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, SHOWN_PASSTHROUGH);
                 Settled::Doubted
             }
             Unknown::Late(why) if before => {
@@ -432,7 +435,7 @@ impl Watched {
             Err(unknown) => return self.unknown(unknown, false),
         };
         let why = format!("it bills per token, so only its list of models was requested ({models})");
-        self.passthrough(PassthroughReason::Billed, why, PASSTHROUGH);
+        self.passthrough(PassthroughReason::Billed, why, SHOWN_PASSTHROUGH);
         Settled::Foreign
     }
 
@@ -440,8 +443,9 @@ impl Watched {
     async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
         let known = {
             let last = self.one.lock();
-            let fresh =
-                |last: &&One| last.epoch == identity.epoch && (last.shown || last.at.elapsed() < ONE_AGAIN);
+            let fresh = |last: &&One| {
+                last.engine_start == identity.engine_start && (last.shown || last.at.elapsed() < ONE_AGAIN)
+            };
             last.as_ref().filter(fresh).map(|last| last.shown)
         };
         let one = match known {
@@ -463,7 +467,7 @@ impl Watched {
                 let (one, calls) = (!shown.balanced, shown.calls);
                 tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
                 *self.one.lock() =
-                    Some(One { epoch: identity.epoch.clone(), at: Instant::now(), shown: one });
+                    Some(One { engine_start: identity.engine_start.clone(), at: Instant::now(), shown: one });
                 one
             }
         };
@@ -490,7 +494,7 @@ impl Watched {
         }
     }
 
-    /// Probes every epoch once, as soon as it is idle, and again on request or when due.
+    /// Probes every engine start once, as soon as it is idle, and again on request or when due.
     pub(super) async fn keep_probing(self: Arc<Self>) {
         let mut last = Last::default();
         loop {
@@ -503,7 +507,7 @@ impl Watched {
             if doubted && !self.asking.ready {
                 self.rounds_seen.looked_at();
             }
-            let by_itself = self.asking.ready && (doubted || last.is_due(&identity.epoch));
+            let by_itself = self.asking.ready && (doubted || last.is_due(&identity.engine_start));
             if identity.recognised.engine.methods.is_empty() || !(asked || by_itself) {
                 continue;
             }
@@ -516,7 +520,7 @@ impl Watched {
                     self.wanted.notify_one();
                 }
             } else if let Some(report) = self.probe(&identity).await {
-                last.done(&identity.epoch, report.nothing_pays());
+                last.done(&identity.engine_start, report.nothing_pays());
             }
         }
     }
@@ -553,7 +557,7 @@ impl Watched {
         };
         let report = Arc::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()));
         let now = self.identity()?;
-        if now.epoch != identity.epoch {
+        if now.engine_start != identity.engine_start {
             return None;
         }
         tracing::info!(
@@ -569,8 +573,9 @@ impl Watched {
             (false, false) => Probed::Pays,
         });
         if report.findings.balanced {
-            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
-            self.passthrough(PassthroughReason::Balanced, probe::MANY.to_owned(), PASSTHROUGH);
+            *self.one.lock() =
+                Some(One { engine_start: now.engine_start.clone(), at: Instant::now(), shown: false });
+            self.passthrough(PassthroughReason::Balanced, probe::MANY.to_owned(), SHOWN_PASSTHROUGH);
             return Some(report);
         }
         self.rounds_seen.looked_at();

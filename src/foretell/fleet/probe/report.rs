@@ -94,7 +94,7 @@ impl Report {
             .collect();
         let predictions: Vec<_> = self.prospects().iter().map(prediction).collect();
         json!({
-            "dialect": engine.dialect.name(),
+            "engine": engine.dialect.name(),
             "version": engine.version,
             "model": engine.model,
             "context": engine.context,

@@ -36,7 +36,7 @@ pub(super) struct RequestMetrics {
     per_token: HistogramVec,
     duration: HistogramVec,
     tokens: IntCounterVec,
-    holdback: IntCounterVec,
+    control_group: IntCounterVec,
 }
 
 impl RequestMetrics {
@@ -58,7 +58,7 @@ impl RequestMetrics {
             per_token: new.kept(make::histograms(metric::TIME_PER_TOKEN))?,
             duration: new.kept(make::histograms(metric::REQUEST_DURATION))?,
             tokens: new.kept(make::counters(metric::OUTPUT_TOKENS))?,
-            holdback: new.kept(make::counters(metric::HOLDBACK))?,
+            control_group: new.kept(make::counters(metric::CONTROL_GROUP_REQUESTS))?,
         };
         metrics.finished.with_label_values(&["", OTHER, "", Path::Passthrough.name(), UNREACHABLE, FAILED]);
         for model in ["", OTHER_MODEL] {
@@ -158,8 +158,8 @@ impl RequestMetrics {
         }
         self.times(finished, path);
         self.tokens(finished);
-        if finished.held_back {
-            self.holdback.with_label_values(&[policy]).inc();
+        if finished.in_control_group {
+            self.control_group.with_label_values(&[policy]).inc();
         }
     }
 
