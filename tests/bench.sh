@@ -5,7 +5,7 @@
 #   tests/bench.sh INFLATED_MODEL_DIR [OUT_DIR]
 #
 # INFLATED_MODEL_DIR is the bundled target with its depth multiplied (`make bench` makes it): the
-# same function at the cost of a bigger model. Exits 2 if a ratio falls short of its bound.
+# same function at the cost of a bigger model. Exits 2 if a required ratio was not met.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 inflated=${1:?model directory}

@@ -130,7 +130,7 @@ def reasons() -> tuple[Panel, ...]:
             good="only features that your clients use: `tools`, `structured`, `multimodal`; `route`: not a completion.",
             otherwise=(
                 "`no_policy`: no policy matches. `parameter`, `unknown_parameter`, `defaults_unknown`: the guarantees "
-                "page names the parameters. `tokenizer`, `no_verify_method`, `unreachable`, `balanced`: Foretell "
+                "page names the parameters. `tokenizer`, `no_verify_method`, `unreachable`, `several_engines`: Foretell "
                 "cannot verify at this backend; run `foretell probe`. `memory`, `sessions`: raise `limits`."
             ),
         ),
@@ -203,11 +203,11 @@ def gates() -> tuple[Panel, ...]:
             absent="no probe",
             says=(
                 "Completed measurements of a replica's verify requests: they pay (`pays`), nothing pays (`pays_not`), "
-                "or several engines answer (`balanced`)."
+                "or several engines answer (`several_engines`)."
             ),
             good="one `pays` per replica after its start.",
             otherwise=(
-                "`pays_not`: see the sizing page. `balanced`: configure the engines one by one, or by headless DNS, "
+                "`pays_not`: see the sizing page. `several_engines`: configure the engines one by one, or by headless DNS, "
                 "instead of a load balancer."
             ),
         ),

@@ -1,7 +1,7 @@
 //! The command line: one file per command, one meaning per exit code.
 //!
-//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a figure or a comparison
-//! is not as required, 64 bad configuration or usage.
+//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a required figure
+//! was not met, 64 bad configuration or usage.
 
 pub mod access;
 mod admin_port;
@@ -81,7 +81,7 @@ type Terms = &'static [(&'static str, &'static str)];
 /// The exit codes, on every page.
 const EXITS: Terms = &[
     ("0", "Success"),
-    ("1", "It could not start, or a server gave no answer"),
+    ("1", "The command could not start, or a server gave no answer"),
     (
         "2",
         "A required figure was not met (bench --require), a demo text differed, or a probe measured too little",

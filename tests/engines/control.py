@@ -17,7 +17,7 @@ unguessable                    the prompts of hostile at temperature 1.2 without
                                against the engine alone
 
 For each requirement on the controller it prints that it is met (`ok`) or not (`short`), or why it
-does not apply (`–`). Exits 2 if one falls short, a request failed, or, on llama-server, a text at
+does not apply (`–`). Exits 2 if one was not met, a request failed, or, on llama-server, a text at
 temperature 0 differs from the engine's own; vLLM inflated computes in bf16, where the size of a
 batch may change a text.
 """

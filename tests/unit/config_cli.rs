@@ -144,19 +144,19 @@ fn an_explanation_names_parameters_policies_and_the_result() {
              temperature  0.7\n\
              prompt       2 tokens (estimated: a quarter of the bytes)\n\
              steps (the first that does not pass decides)\n  \
-               client       passed   the client asks for nothing\n  \
+               client       passed   the request has no x-foretell header\n  \
                mode         passed   auto\n  \
                fleet        passed   some server may be able to verify\n  \
                encoding     passed   the body is not compressed\n  \
-               body         passed   its parameters do not prevent it\n  \
+               body         passed   every parameter can be carried\n  \
                backend      passed   a\n  \
                session      passed   a session slot is free\n  \
                server       unknown  the server was not asked\n  \
-               dialect      unknown  it depends on the server, which is not known\n  \
+               engine       unknown  the answer depends on the server, which is not known\n  \
                policy       passed   rest@{rest} matches\n  \
-               permission   unknown  it depends on the server, which is not known\n  \
-               verify       unknown  it depends on the server, which is not known\n  \
-               drafters     passed   some drafter drafts\n\
+               permission   unknown  the answer depends on the server, which is not known\n  \
+               verify       unknown  the answer depends on the server, which is not known\n  \
+               drafters     passed   at least one drafter of the policy is available\n\
              parameters\n  \
                model                        carried (openai)\n  \
                messages                     carried (openai)\n  \
@@ -168,7 +168,7 @@ fn an_explanation_names_parameters_policies_and_the_result() {
                prompt_lookup                drafts\n  \
                suffix                       drafts\n  \
                phrasebook                   drafts\n  \
-               head                         not known: it depends on the server, which is not known\n",
+               head                         not known: the answer depends on the server, which is not known\n",
             revisions[1]
         )
     );
@@ -224,7 +224,10 @@ fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
     let body = r#"{"model":"m","prompt":[1,2,3],"bogus":1,"tools":[],"grammar":"x","seed":null}"#;
     let folder = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("request.json", body)]);
     let told: Value = serde_json::from_str(&folder.explain(&[], true).1).unwrap();
-    assert_eq!(told["words"], "passed through unchanged because of bogus: a parameter is not known");
+    assert_eq!(
+        told["words"],
+        "passed through unchanged because of bogus: the parameter is not known to Foretell"
+    );
     assert_eq!((&told["route"], &told["prompt_tokens"]), (&"completions".into(), &3.into()));
     assert_eq!(told["prompt_tokens_exact"], true);
     let lines = told["parameters"].as_array().unwrap();

@@ -216,7 +216,7 @@ impl<'a> Admission<'a> {
     pub fn place(&mut self, body: Fact<Body<'a>>, backend: Fact<Option<Backend<'a>>>) {
         let walk = &mut self.walk;
         let request =
-            walk.step(Step::Body, || steps::body(body), |_| passed("its parameters do not prevent it"));
+            walk.step(Step::Body, || steps::body(body), |_| passed("every parameter can be carried"));
         let to = walk.step(Step::Backend, || steps::backend(backend), |to| passed(to.name));
         let whole = self.walk.whole;
         self.request = request.or_else(|| body.known().filter(|_| whole)?.request());

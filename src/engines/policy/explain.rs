@@ -268,11 +268,11 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
     let between = (all.iter().copied().fold(1.0, f64::min), all.iter().copied().fold(0.0, f64::max));
     let told = [VerifyMethod::Tree, VerifyMethod::Score];
     let exact = match rule {
-        Rule::Exact => Some("it is the exact rule"),
+        Rule::Exact => Some("the rule is exact"),
         _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
         _ if ruling.sampling.grammar.is_some() => Some("a grammar binds the output"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
-        _ if between.1 <= 0.0 => Some("its tolerance is 0 at this temperature"),
+        _ if between.1 <= 0.0 => Some("the tolerance is 0 at this temperature"),
         _ if !ruling.rules.methods.iter().any(|method| told.contains(method)) => {
             Some("no verification method of this server reports probabilities")
         }
@@ -310,7 +310,7 @@ fn conclusion(
         (Outcome::Undecided(step, why), _) => undecided(*step, why, plain_reason),
         (_, Some(ruling)) => eligible(ruling, plain_reason, gate),
         // All other outcomes have returned above.
-        (_, None) => ("undecided", None, "it cannot be determined".to_owned()),
+        (_, None) => ("undecided", None, "the decision cannot be determined".to_owned()),
     }
 }
 
@@ -322,7 +322,7 @@ fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, S
             StepResult::Down => ("passthrough", "unreachable"),
             _ => return None,
         };
-        let words = format!("the client would get an error of Foretell's own: {}", finding.words);
+        let words = format!("Foretell would answer with an error: {}", finding.words);
         Some((path, Some(reason), words))
     })
 }
@@ -357,7 +357,7 @@ fn undecided(
     match plain_reason {
         Some((reason, words)) => {
             let words = format!(
-                "it would not be speculated on ({words}); whether it is decoded plainly or passed through is {open}"
+                "the request would not be speculated on ({words}); whether it is decoded plainly or passed through is {open}"
             );
             ("undecided", Some(reason.name()), words)
         }
@@ -374,7 +374,7 @@ fn eligible(
         (Some((reason, words)), _) => ("eligible", Some(reason.name()), words.to_owned()),
         (None, Some(gate)) => {
             let words = format!(
-                "it starts with plain decoding, and would not be speculated on now: {}",
+                "the request starts with plain decoding, and would not be speculated on now: {}",
                 gate.words()
             );
             ("eligible", Some(gate.name()), words)
@@ -384,7 +384,7 @@ fn eligible(
                 Some(_) => "is speculated on at every token, whatever it costs (gamma.fixed)",
                 None => "is speculated on when that is expected to pay",
             };
-            ("eligible", None, format!("it starts with plain decoding, and {speculates}"))
+            ("eligible", None, format!("the request starts with plain decoding, and {speculates}"))
         }
     }
 }

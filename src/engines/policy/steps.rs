@@ -27,10 +27,12 @@ impl From<PassthroughReason> for Halt {
     }
 }
 
-pub(super) const NO_REQUEST: Halt = Halt::Unknown("the body was not read, or not understood");
+pub(super) const NO_REQUEST: Halt =
+    Halt::Unknown("the body was not read, or is no request that Foretell understands");
 pub(super) const NO_BACKEND: Halt = Halt::Unknown("the backend is not known");
-pub(super) const NO_SERVER: Halt = Halt::Unknown("it depends on the server, which is not known");
-pub(super) const NO_POLICY: Halt = Halt::Unknown("it depends on the policy, and none is known to match");
+pub(super) const NO_SERVER: Halt = Halt::Unknown("the answer depends on the server, which is not known");
+pub(super) const NO_POLICY: Halt =
+    Halt::Unknown("the answer depends on the policy, and none is known to match");
 
 impl From<Refused> for Halt {
     fn from(Refused { reason, parameter }: Refused) -> Self {
@@ -57,8 +59,8 @@ impl Halt {
                 (StepResult::Passthrough(*reason), format!("because of {parameter}: {}", reason.words()))
             }
             Self::Told(reason, words) => (StepResult::Passthrough(*reason), words.clone()),
-            Self::NoBackend => (StepResult::NoBackend, "there is no backend to send it to".to_owned()),
-            Self::Down(why) => (StepResult::Down, format!("nobody answers there: {why}")),
+            Self::NoBackend => (StepResult::NoBackend, "no backend is configured for the request".to_owned()),
+            Self::Down(why) => (StepResult::Down, format!("no replica answers: {why}")),
             Self::Unknown(why) => (StepResult::Unknown, (*why).to_owned()),
         }
     }
@@ -85,12 +87,10 @@ pub(super) fn client(wish: Wish) -> Result<Option<Control>, Halt> {
 pub(super) fn say_client(control: Option<Control>) -> (StepResult, String) {
     match control {
         Some(Control::Plain) => {
-            (StepResult::Plain(PlainReason::Client), "the client asks for plain decoding".to_owned())
+            (StepResult::Plain(PlainReason::Client), "plain decoding was requested by the client".to_owned())
         }
-        Some(Control::Gamma(most)) => {
-            passed(format!("the client asks for at most {most} drafted tokens a round"))
-        }
-        Some(Control::Off) | None => passed("the client asks for nothing"),
+        Some(Control::Gamma(most)) => passed(format!("the client limits drafts to {most} tokens a round")),
+        Some(Control::Off) | None => passed("the request has no x-foretell header"),
     }
 }
 
@@ -148,7 +148,7 @@ pub(super) fn server(state: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
         Fact::Known(ServerState::Down(why)) => Err(Halt::Down(why.to_owned())),
         Fact::Known(ServerState::Known(server)) => match server.single {
             Fact::Known(true) => Ok(server),
-            Fact::Known(false) => Err(PassthroughReason::Balanced.into()),
+            Fact::Known(false) => Err(PassthroughReason::SeveralEngines.into()),
             Fact::Unknown(why) => Err(Halt::Unknown(why)),
         },
     }
@@ -184,7 +184,7 @@ pub(super) fn temperature(request: Option<&Request>, sampling: Option<&Sampling>
     let own = request.filter(|request| request.sampling.set_by_client.has(SamplingField::Temperature));
     match sampling.or(own.map(|request| &request.sampling)) {
         Some(sampling) => Fact::Known(sampling.temperature),
-        None => Fact::Unknown("it is left to the server's default"),
+        None => Fact::Unknown("the request leaves it to the server's default"),
     }
 }
 
@@ -236,10 +236,13 @@ pub(super) fn say_permission(permission: Permission) -> (StepResult, String) {
         Permission::Speculate => passed("the request is eligible"),
         Permission::Shadow(reason) => (
             StepResult::Plain(reason),
-            format!("it is decoded plainly, and drafts are scored in the shadow: {}", reason.words()),
+            format!(
+                "the request is decoded plainly, and drafts are scored in the shadow: {}",
+                reason.words()
+            ),
         ),
         Permission::Plain(reason) => {
-            (StepResult::Plain(reason), format!("it is decoded plainly: {}", reason.words()))
+            (StepResult::Plain(reason), format!("the request is decoded plainly: {}", reason.words()))
         }
     }
 }
@@ -253,7 +256,7 @@ pub(super) fn say_methods(methods: &[VerifyMethod]) -> (StepResult, String) {
     if methods.is_empty() {
         return (
             StepResult::Plain(PlainReason::NoVerifyMethod),
-            "verify.allow has none of the exact methods".to_owned(),
+            "verify.allow lists none of the exact verification methods of the server".to_owned(),
         );
     }
     passed(names(methods))
@@ -262,11 +265,11 @@ pub(super) fn say_methods(methods: &[VerifyMethod]) -> (StepResult, String) {
 pub(super) fn say_parts(parts: &[Part<'_>]) -> (StepResult, String) {
     let drafts = |part: &Part<'_>| matches!(part, Part::Inline(_) | Part::ModelDrafter(..));
     if parts.iter().any(drafts) {
-        return passed("some drafter drafts");
+        return passed("at least one drafter of the policy is available");
     }
     match parts.iter().find_map(|part| if let Part::Unknown(why) = part { Some(*why) } else { None }) {
         Some(why) => (StepResult::Unknown, why.to_owned()),
-        None => (StepResult::Plain(PlainReason::NoDraft), "no drafter of the policy drafts".to_owned()),
+        None => (StepResult::Plain(PlainReason::NoDraft), "no drafter of the policy is available".to_owned()),
     }
 }
 

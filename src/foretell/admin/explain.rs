@@ -245,9 +245,9 @@ pub fn explain(
 /// Reason for which a replica is considered down, from its latest calls; `None` if it is not.
 pub fn down(replica: &Replica) -> Option<&'static str> {
     match replica.health_state() {
-        HealthState::Silent => Some("it answers nothing, neither questions nor requests"),
-        HealthState::Down => Some("the last call did not reach it"),
-        HealthState::Broken => Some("its circuit breaker is open after repeated failures"),
+        HealthState::Silent => Some("the server answers neither requests nor health checks"),
+        HealthState::Down => Some("the last call did not reach the server"),
+        HealthState::Broken => Some("the circuit breaker is open after repeated failures"),
         HealthState::Ready | HealthState::Disabled => None,
     }
 }

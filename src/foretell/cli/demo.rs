@@ -112,7 +112,7 @@ pub async fn run_on(
         }
     };
     if args.once {
-        return if same { Exit::Done } else { Exit::FellShort };
+        return if same { Exit::Done } else { Exit::RequirementNotMet };
     }
     let _ = writeln!(out, "\n{}", invitation(stack));
     interrupted().await;

@@ -80,8 +80,8 @@ impl Outcome {
     /// The exit code: the one place that decides what a probe without an error means to a script.
     fn exit(&self) -> Exit {
         match self {
-            _ if !self.is_eligible() => Exit::FellShort,
-            Self::Report(report) if report.measured_too_little() => Exit::FellShort,
+            _ if !self.is_eligible() => Exit::RequirementNotMet,
+            Self::Report(report) if report.measured_too_little() => Exit::RequirementNotMet,
             Self::Report(_) | Self::Passthrough { .. } => Exit::Done,
         }
     }
@@ -195,7 +195,7 @@ fn as_json(args: &ProbeArgs, outcome: &Outcome) -> Value {
         Outcome::Report(report) => report.to_json(),
         Outcome::Passthrough { reason, why } => json!({
             "methods": [], "pays": null, "passthrough": reason.name(),
-            "balanced": *reason == PassthroughReason::Balanced,
+            "several_engines": *reason == PassthroughReason::SeveralEngines,
             "conclusion": format!("Passed through ({}): {why}.", reason.name()),
         }),
     };
@@ -276,9 +276,9 @@ async fn measure(
         if let Some(why) = probe::unchecked(&shown) {
             return Err(Unknown::Unchecked(why));
         }
-        if shown.balanced {
+        if shown.several_engines {
             return Ok(Outcome::Passthrough {
-                reason: PassthroughReason::Balanced,
+                reason: PassthroughReason::SeveralEngines,
                 why: probe::MANY.to_owned(),
             });
         }
@@ -311,7 +311,7 @@ fn unmeasured(engine: Engine) -> Findings {
         engine,
         measured: Measured::default(),
         cache: Cache::default(),
-        balanced: false,
+        several_engines: false,
         unchecked: None,
         removed: Vec::new(),
         notes: Vec::new(),

@@ -418,18 +418,18 @@ pub enum Probed {
     /// Nothing pays there.
     PaysNot,
     /// Several engines answer at its address.
-    Balanced,
+    SeveralEngines,
 }
 
 impl Probed {
-    const ALL: [Self; 3] = [Self::Pays, Self::PaysNot, Self::Balanced];
+    const ALL: [Self; 3] = [Self::Pays, Self::PaysNot, Self::SeveralEngines];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pays => "pays",
             Self::PaysNot => "pays_not",
-            Self::Balanced => "balanced",
+            Self::SeveralEngines => "several_engines",
         }
     }
 }

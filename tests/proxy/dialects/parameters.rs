@@ -228,7 +228,7 @@ pub async fn blamed(
     let (reason, named) = (head("x-foretell-reason"), head("x-foretell-parameter"));
     // The reason is the server and not a parameter: no verification method for this route, or its
     // engine is not known yet.
-    if named.is_empty() && ["no_verify_method", "balanced"].contains(&reason.as_str()) {
+    if named.is_empty() && ["no_verify_method", "several_engines"].contains(&reason.as_str()) {
         return String::new();
     }
     let path = format!("/api/explain?route={}", ask.route.name());

@@ -29,7 +29,7 @@ async fn a_new_vllm_is_measured_within_forty_safe_calls() {
     assert_eq!(report["methods"], json!(["score", "fan_out"]), "{report:#}");
     assert_eq!((&report["cache"]["rows"], &report["cache"]["reported"]), (&json!("tail"), &json!(true)));
     assert_eq!((&report["cache"]["works"], &report["noise"]), (&json!(true), &json!("place")));
-    assert_eq!((&report["balanced"], &report["connections"]), (&json!(false), &json!(4)));
+    assert_eq!((&report["several_engines"], &report["connections"]), (&json!(false), &json!(4)));
     let calls: usize = fake.house.tally().calls.values().sum();
     assert!(
         calls <= 40 && report["calls"].as_u64().unwrap() as usize == calls,

@@ -62,7 +62,7 @@ fn scene(reason: PassthroughReason) -> Scene {
             },
             ..plain
         },
-        PassthroughReason::Balanced => Scene { engines: engines::balanced, ..plain },
+        PassthroughReason::SeveralEngines => Scene { engines: engines::several_engines, ..plain },
         // A request with additional fields is answered by a page.
         PassthroughReason::UnreadableAnswers => Scene {
             before: |stage| {

@@ -117,7 +117,7 @@ sections! {
             "1 after a minute of traffic of which no output was eligible for speculation, until some is; the log and the status page name the cause and the remedy.";
         counter GATE_TRANSITIONS = "foretell_gate_transitions_total" ["gate", "to"] "Transitions of gates, checked every second.";
         counter PROBES = "foretell_probe_total" ["replica", "result"]
-            "Measurements of a replica's verify requests that ended: they `pay`, nothing `pays_not`, or several engines answer (`balanced`).";
+            "Measurements of a replica's verify requests that ended: they `pay`, nothing `pays_not`, or several engines answer (`several_engines`).";
         counter MISMATCHES = "foretell_shadow_mismatch_total" ["field"]
             "Requests whose token ids were found in doubt, so that they are decoded plainly to the end: in the `prompt`, or in the `output`; or whose output is parsed in another way by the backend (`parser`).";
         gauge TOKENIZER_MISMATCH = "foretell_tokenizer_mismatch" ["drafter"]

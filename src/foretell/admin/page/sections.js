@@ -65,7 +65,7 @@ function summary(status) {
   const said = dead;
   let word = first;
   if (status.mode.process.mode === "off") said.push("Switched off: everything is passed through.");
-  if (status.mode.process.mode === "observe") said.push("It only observes: no request is speculated on.");
+  if (status.mode.process.mode === "observe") said.push("Mode observe: no request is speculated on.");
   if (best !== undefined) {
     const { low, high } = best.fast;
     if (!out) word = low > 1 ? "Yes." : high < 1 ? "No." : "Inconclusive.";
@@ -182,7 +182,7 @@ export function wrong(status, replicas, policies) {
     if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.conclusion}`);
   }
   for (const { policy, backend, closed } of comparisons(status)) {
-    if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; it is retried later.`);
+    if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; speculation is retried later.`);
   }
   if (status.recording !== null) add("bad", "recording", `Requests are not recorded: ${status.recording}`, runbook("ForetellRecordingFails"));
   const { failed, completions, left } = status.lately;

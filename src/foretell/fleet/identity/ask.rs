@@ -342,7 +342,7 @@ pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32
         let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
         if other.started != engine.started {
             let why = "several engines answer at this address: their start times differ";
-            return Err(Unknown::Foreign(PassthroughReason::Balanced, why.to_owned()));
+            return Err(Unknown::Foreign(PassthroughReason::SeveralEngines, why.to_owned()));
         }
     }
     Ok(CONNECTIONS)

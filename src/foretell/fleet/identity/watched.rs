@@ -464,7 +464,7 @@ impl Watched {
                 if let Some(why) = probe::unchecked(&shown) {
                     return Err(Unknown::Unchecked(why));
                 }
-                let (one, calls) = (!shown.balanced, shown.calls);
+                let (one, calls) = (!shown.several_engines, shown.calls);
                 tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
                 *self.one.lock() =
                     Some(One { engine_start: identity.engine_start.clone(), at: Instant::now(), shown: one });
@@ -475,7 +475,7 @@ impl Watched {
             // Every prompt was found cached, so its prefix cache works.
             return Ok(Arc::new(identity.seen_caching()));
         }
-        Err(Unknown::Foreign(PassthroughReason::Balanced, probe::MANY.to_owned()))
+        Err(Unknown::Foreign(PassthroughReason::SeveralEngines, probe::MANY.to_owned()))
     }
 
     /// Reads the load repeatedly, one request at a time.
@@ -567,15 +567,15 @@ impl Watched {
             result = report.judgement.words,
             "probed"
         );
-        self.replica.probed(match (report.findings.balanced, report.nothing_pays()) {
-            (true, _) => Probed::Balanced,
+        self.replica.probed(match (report.findings.several_engines, report.nothing_pays()) {
+            (true, _) => Probed::SeveralEngines,
             (false, true) => Probed::PaysNot,
             (false, false) => Probed::Pays,
         });
-        if report.findings.balanced {
+        if report.findings.several_engines {
             *self.one.lock() =
                 Some(One { engine_start: now.engine_start.clone(), at: Instant::now(), shown: false });
-            self.passthrough(PassthroughReason::Balanced, probe::MANY.to_owned(), SHOWN_PASSTHROUGH);
+            self.passthrough(PassthroughReason::SeveralEngines, probe::MANY.to_owned(), SHOWN_PASSTHROUGH);
             return Some(report);
         }
         self.rounds_seen.looked_at();

@@ -88,7 +88,7 @@ impl Streak {
     }
 }
 
-/// True if the operator's mode or the client asked for it.
+/// True if the operator's mode or the client requests it.
 fn is_wished(reason: Option<Reason>) -> bool {
     matches!(
         reason,
@@ -112,7 +112,7 @@ fn remedy(reason: Reason) -> &'static str {
             "Name the folder of the server's model, which holds its tokenizer.json (--tokenizer DIR, or \
              models[].tokenizer)"
         }
-        Reason::Passthrough(PassthroughReason::NoVerifyMethod | PassthroughReason::Balanced)
+        Reason::Passthrough(PassthroughReason::NoVerifyMethod | PassthroughReason::SeveralEngines)
         | Reason::Plain(PlainReason::NoVerifyMethod) => "`foretell probe URL` says what the server lacks",
         Reason::Passthrough(PassthroughReason::Tools | PassthroughReason::Reasoning)
         | Reason::Plain(PlainReason::Parser) => {
