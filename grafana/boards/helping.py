@@ -89,7 +89,7 @@ def short() -> tuple[Panel, ...]:
             says=(
                 "`yes` or `perhaps` if a policy makes answers slower than a direct request to the engine. `perhaps`: "
                 "the measured ratio is above 1.02; `yes`: the lower bound of its interval is too, or the `control` "
-                "gate is closed, because a loss was found or the regret budget is empty."
+                "gate is closed, because a loss was found or recent speculation cost more than it saved."
             ),
             good="`no`.",
             otherwise=(

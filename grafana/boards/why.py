@@ -175,8 +175,8 @@ def gates() -> tuple[Panel, ...]:
             otherwise=(
                 "`load`: the engine has requests waiting or its cache is full; the gate reopens by itself. `stale`: "
                 "its metrics cannot be read. `acceptance`: too few drafted tokens are accepted. `control`: the control "
-                "group was faster, or the regret budget is empty. `first_token`: more drafts would delay first tokens. "
-                "`memory`: Foretell's own memory is short. `health`: the replica fails."
+                "group was faster, or recent speculation cost more than it saved. `first_token`: more drafts would delay first tokens. "
+                "`memory`: Foretell has reached `limits.memory`. `health`: the replica is down."
             ),
         ),
         lines(

@@ -14,8 +14,8 @@ multi-turn         the first TURNS turns of a conversation: question, calls, res
                    side's answers are the history of both
 chat               HumanEval's tasks without tools
 forced             as single, with `tool_choice: required`
-schema             as single, with the schema of its first tool as `response_format`; both before our own
-                   target only: they are passed through elsewhere
+schema             as single, with the schema of its first tool as `response_format`; both with
+                   `foretell target` only: they are passed through elsewhere
 repeat             a call of BFCL's tools to be repeated, after two examples, for models that seldom
                    make one in this form by themselves
 

@@ -4,8 +4,8 @@
 #
 #   tests/bench/load.sh INFLATED_MODEL_DIR [OUT_DIR]
 #
-# CLIENTS, WORKLOADS, ALTERNATIONS and MAX_TOKENS choose less or more. Exits 2 if a ratio falls
-# short of its bound.
+# CLIENTS, WORKLOADS, ALTERNATIONS and MAX_TOKENS choose less or more. Exits 2 if a
+# required ratio was not met.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 inflated=${1:?model directory}

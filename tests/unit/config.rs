@@ -515,8 +515,8 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
         told,
         [
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
-             max_drift_rate, and each answer says what it was charged",
-            "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without bound: max_drift_rate \
+             max_drift_rate, and each answer reports its drift",
+            "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without limit: max_drift_rate \
              allows more with every token",
             "/policies/a.yaml:13: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps",
             "tenant.header: x-t is never trusted: tenant.trusted_peers is empty",

@@ -219,24 +219,24 @@ shows the result for your server and your request.
 to the last bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's own sample
 at its position, so the distribution is the engine's own. With a seed a request is speculated on only where the engine's
 noise is a function of the seed and the position (`onnx`; vLLM where the probe has seen it): then the text is identical;
-elsewhere it is passed through. A policy may choose a lossy rule: then the distribution of outputs is within `max_drift` of the
-engine's own in total variation (with `max_drift: null`, within the mean of what outputs are charged), and each answer
-reports what it was charged; that figure of a single answer is no bound.
+elsewhere it is passed through. A policy may choose a lossy rule: then the distribution of outputs is within `max_drift`
+of the engine's own in total variation (with `max_drift: null`, within the mean drift of outputs), and each answer
+reports its drift, for example 0.08 of at most 0.20; that figure of a single answer is no bound.
 
 An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and
 ends with an error where another one answers at the address ([faults](fleet.md#faults-of-an-engine)).
 
 **A request that is not speculated on passes as it is.** A request that will not be speculated on (`mode: observe` and
-`off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a passthrough request, a server that speculates itself)
-leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what that adds
-is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat before
-SGLang may be asked for in two parts ([how](engines.md#sglang)), whose events are written here. `usage.foretell` is in
-speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
+`off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a passthrough request, a server that speculates
+itself) leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what
+that adds is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat
+with SGLang may be requested in two parts ([how](engines.md#sglang)), whose events are written here. `usage.foretell` is
+in speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
 `--enable-scale-out`), or of an SGLang with `--enable-cache-report`: `prompt_tokens_details`, which they report at the
 end of their own streams only; it is null there.
 
-In a cell, `score`, `fan_out` or `tree` is the verification method; `–` means that the request is passed through as
-it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
+In a cell, `score`, `fan_out` or `tree` is the verification method; `–` means that the request is passed through as it
+is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
 entries are temperature 0 / 0.8. The engines have their metrics on, prefix caching on, everything known of their
 defaults, and, for vLLM, the token endpoint (`--enable-scale-out`, 0.15 to 0.33; without it `fan_out` stands for
 `score`). Other servers are passed through: TensorRT-LLM, Triton, LMDeploy, TGI, Ollama, mlx-lm and hosted services.
@@ -245,8 +245,8 @@ defaults, and, for vLLM, the token endpoint (`--enable-scale-out`, 0.15 to 0.33;
 const OTHERS: &str = "
 ## Other parameters
 
-On every engine. A request with a parameter that is not in this list is passed through (`unknown_parameter`): passed on, never
-dropped.
+On every engine. A request with a parameter that is not in this list is passed through (`unknown_parameter`): passed on,
+never dropped.
 
 | parameter | routes | API | how the request is served |
 |---|---|---|---|

@@ -33,8 +33,8 @@ pub struct SimArgs {
     /// tables; exits 2 if one is faster.
     #[arg(long, conflicts_with = "grid")]
     pub fixed: bool,
-    /// Compare the controller with fixed gammas on servers of known costs; exits 2 if it falls
-    /// short anywhere.
+    /// Compare the controller with fixed gammas on servers of known costs; exits 2 if a
+    /// required figure was not met.
     #[arg(long)]
     pub grid: bool,
     /// Recorded texts for the grid, one file NAME.jsonl for each workload; a missing one of the

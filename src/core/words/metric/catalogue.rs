@@ -106,7 +106,7 @@ sections! {
         counter DRAFTS_LOST = "foretell_drafts_lost_total" ["kind", "cause"]
             "Requests to model drafters without an answer, or with one that came too late: `timeout`, `patience`, `fault`, `no_slot`.";
         counter DRIFT_TV = "foretell_drift_tv_total" ["policy"]
-            "Total variation charged to outputs. Per output, its mean bounds how far their distribution is from the target's. Stays 0 by the exact rule.";
+            "Drift of outputs, in total variation. Per output, its mean bounds how far their distribution is from the target's. Stays 0 by the exact rule.";
         counter SUBSTITUTIONS = "foretell_drift_substitutions_total" ["policy"] "Tokens that the target had not chosen.";
         counter DRIFT_POSITIONS = "foretell_drift_positions_total" ["outcome"]
             "Positions with a draft token under a lossy rule: `relaxed`, or exact because probabilities are `unknown` or a limit of drift is reached (`limited`).";

@@ -360,7 +360,7 @@ const RULES: &[(&str, Rule)] = &[
 const fn meaning(rule: Rule) -> &'static str {
     match rule {
         Rule::Exact => "Only tokens that the target itself would have generated.",
-        _ => "A lossy rule: outputs may drift from the model's own, and each answer reports the charge.",
+        _ => "A lossy rule: outputs may drift from the model's own, and each answer reports its drift.",
     }
 }
 
@@ -415,16 +415,16 @@ fn forbid(section: &mut Section<'_>) {
 }
 
 /// Warning of a lossy rule.
-const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer says what it was charged";
+const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer reports its drift";
 
 /// Warning of a lossy rule without `max_drift`.
 const UNBOUNDED: &str =
-    "leaves the drift of a whole output without bound: max_drift_rate allows more with every token";
+    "leaves the drift of a whole output without limit: max_drift_rate allows more with every token";
 
 fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
     let default = Accept::default();
     let relaxed = "How far the rule is relaxed: the product of two curves, capped.";
-    let drift = "Maximum that may be charged to a whole output; null: no limit, so that the drift of long outputs is unbounded.";
+    let drift = "Maximum drift (total variation) of a whole output; null: no limit, so that the drift of long outputs is unbounded.";
     section.warn("rule", LOSSY);
     let tolerance = tolerance(section.section("tolerance", relaxed));
     let max_drift = section.maybe("max_drift", drift, default.max_drift, &ratio());
@@ -437,7 +437,7 @@ fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
         max_drift,
         max_drift_rate: section.or(
             "max_drift_rate",
-            "Maximum that may be charged per output token, on average so far.",
+            "Maximum drift per output token, on average so far.",
             default.max_drift_rate,
             &ratio(),
         ),
