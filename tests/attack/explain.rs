@@ -80,7 +80,7 @@ fn a_missing_server_is_never_explained_as_eligible() {
         (("passthrough", "unreachable"), &"server".into()),
         "{words}"
     );
-    assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
+    assert!(!words.contains("eligible") && words.contains("Foretell would answer with an error"), "{words}");
     let steps = told["steps"].as_array().unwrap();
     let decides = steps.iter().find(|step| step["result"] != "passed").unwrap();
     assert_eq!((&decides["step"], &decides["result"]), (&"server".into(), &"failed".into()), "{words}");
@@ -303,7 +303,7 @@ fn the_running_proxy_explains_and_reports_a_missing_server() {
         (result(&told().0) == ("passthrough", "unreachable")).then_some(())
     });
     let (_, words) = told();
-    assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
+    assert!(!words.contains("eligible") && words.contains("Foretell would answer with an error"), "{words}");
 }
 
 #[test]
