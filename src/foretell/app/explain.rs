@@ -119,7 +119,7 @@ fn note(replica: &Replica, answered: &Answered) {
     match answered {
         Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
         Answered::Passthrough(reason, _) => {
-            replica.set_dialect("passthrough", *reason != PassthroughReason::NoVerifyMethod)
+            replica.set_dialect("passthrough", *reason != PassthroughReason::NoVerifyMethod);
         }
         // Leaves the decision open until the server's step.
         Answered::Down(_) | Answered::NotAsked(_) => replica.set_dialect("auto", true),

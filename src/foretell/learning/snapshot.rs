@@ -133,7 +133,7 @@ impl Learnt {
         match self.restore(file) {
             Ok(0) => tracing::info!(file = shown, "no costs and acceptance of earlier requests"),
             Ok(engine_starts) => {
-                tracing::info!(file = shown, engine_starts, "costs and acceptance have been restored")
+                tracing::info!(file = shown, engine_starts, "costs and acceptance have been restored");
             }
             Err(error) => tracing::warn!(file = shown, %error, "costs and acceptance cannot be restored"),
         }
