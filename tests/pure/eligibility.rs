@@ -109,7 +109,7 @@ fn every_row_of_the_table_is_applied() {
                     assert_eq!(judged(&json!("something else")), refused(reason), "{}", row.name);
                 }
                 Treatment::Passthrough(reason) => {
-                    assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name)
+                    assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name);
                 }
             }
         }
