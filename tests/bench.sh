@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Through Foretell against direct, interleaved in one run: our own target at two costs, every
+# Through Foretell against direct, interleaved in one run: `foretell target` at two costs, every
 # workload.
 #
 #   tests/bench.sh INFLATED_MODEL_DIR [OUT_DIR]
 #
 # INFLATED_MODEL_DIR is the bundled target with its depth multiplied (`make bench` makes it): the
-# same function at the cost of a bigger model. Exits 2 if a ratio falls short of its bound.
+# same function at the cost of a bigger model. Exits 2 if a required ratio was not met.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 inflated=${1:?model directory}

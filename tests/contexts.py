@@ -3,7 +3,7 @@
 
     contexts.py [--foretell BIN] [--fake BIN] [--lengths 1024,8192,32000] [--json FILE]
 
-A fake vLLM (20 ms a step) behind Foretell with forced drafts of 4; between them a relay that counts
+A fake vLLM (20 ms a step) behind Foretell with forced drafts of 4; between them a proxy that counts
 bytes. For each verification method and length of context, with the default bounds (8,192 tokens,
 2 MiB a round) and with bounds that let all of it through: rounds, bytes of a round's request and
 answer, CPU milliseconds of the proxy per round, and the reason of plain requests. Exits 2 if a
@@ -35,7 +35,7 @@ def free_port():
         return s.getsockname()[1]
 
 
-class Relay:
+class Counter:
     """Passes bytes on and counts them in each direction."""
 
     def __init__(self, to):
@@ -100,7 +100,7 @@ def config(folder, port, admin, backend, method, bounds):
     path = folder / "foretell.yaml"
     path.write_text(
         f"version: 1\nlisten: [{{ address: \"127.0.0.1:{port}\" }}]\nadmin: {{ address: \"127.0.0.1:{admin}\" }}\n"
-        f"policies: {{ dir: {folder / 'policies'} }}\nbackends:\n  - name: fake\n    dialect: vllm\n"
+        f"policies: {{ dir: {folder / 'policies'} }}\nbackends:\n  - name: fake\n    engine: vllm\n"
         f"    replicas: [\"http://127.0.0.1:{backend}\"]\n"
         f"    models: [{{ id: toy, tokenizer: {ROOT / 'onnx/models/target'} }}]\n"
         f"    load: {{ every: 60s }}\n    probe: {{ when: never }}\n"
@@ -110,10 +110,10 @@ def config(folder, port, admin, backend, method, bounds):
 
 def measure(args, engine_port, method, bounds, lengths):
     rows = []
-    relay = Relay(engine_port)
+    counter = Counter(engine_port)
     with tempfile.TemporaryDirectory() as folder:
         port, admin = free_port(), free_port()
-        path = config(pathlib.Path(folder), port, admin, relay.port, method, bounds)
+        path = config(pathlib.Path(folder), port, admin, counter.port, method, bounds)
         proxy = subprocess.Popen([args.foretell, "serve", "--config", path], stdout=subprocess.DEVNULL,
                                  stderr=subprocess.DEVNULL)
         try:
@@ -125,10 +125,10 @@ def measure(args, engine_port, method, bounds, lengths):
                 prompt = (block * (length // len(block) + 1))[:length]
                 body = {"model": "toy", "prompt": prompt, "max_tokens": TOKENS, **SAID}
                 plain = ask(engine_port, body)
-                before = (relay.sent, relay.received, cpu(proxy.pid))
+                before = (counter.sent, counter.received, cpu(proxy.pid))
                 got = ask(port, body)
                 time.sleep(0.2)
-                after = (relay.sent, relay.received, cpu(proxy.pid))
+                after = (counter.sent, counter.received, cpu(proxy.pid))
                 usage = got["usage"].get("foretell", {"path": "plain", "reason": None, "rounds": 0})
                 first = len(json.dumps(body))
                 rounds = max(1, usage["rounds"])

@@ -70,7 +70,7 @@ def short() -> tuple[Panel, ...]:
             width=8,
             absent="exact rules only",
             says=(
-                "Total variation charged to outputs within the time range. Its mean per output bounds the distance of "
+                "Drift of outputs within the time range, in total variation. Its mean per output bounds the distance of "
                 "their distribution from the target's."
             ),
             good="0 with the exact rule.",

@@ -332,7 +332,7 @@ def resources() -> tuple[Panel, ...]:
             defaults={"min": 0},
             absent="not scraped",
             says=(
-                "Share of `limits.memory` in use. At 100 % completions are relayed unread, at 200 % answered with 503."
+                "Share of `limits.memory` in use. At 100 % completions are passed through unread, at 200 % answered with 503."
             ),
             good="below 80 %.",
             otherwise="raise `limits.memory`, or add replicas of Foretell.",

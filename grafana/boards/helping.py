@@ -89,7 +89,7 @@ def short() -> tuple[Panel, ...]:
             says=(
                 "`yes` or `perhaps` if a policy makes answers slower than a direct request to the engine. `perhaps`: "
                 "the measured ratio is above 1.02; `yes`: the lower bound of its interval is too, or the `control` "
-                "gate is closed, because a loss was found or the regret budget is empty."
+                "gate is closed, because a loss was found or recent speculation cost more than it saved."
             ),
             good="`no`.",
             otherwise=(
@@ -106,7 +106,7 @@ def short() -> tuple[Panel, ...]:
             absent="no comparison yet",
             defaults={"decimals": 3},
             says=(
-                "Time per token of requests that may be speculated on, divided by that of the control group; the worst "
+                "Time per token of eligible requests, divided by that of the control group; the worst "
                 "process and backend of each policy."
             ),
             good="below 0.98 (green): answers are faster. 0.98 to 1.02 (yellow): no relevant difference.",
@@ -120,7 +120,7 @@ def short() -> tuple[Panel, ...]:
             absent="no rounds yet",
             defaults={"decimals": 3},
             says=(
-                "The promise: seconds of all requests that may be speculated on, divided by the seconds that plain "
+                "The promise: seconds of all eligible requests, divided by the seconds that plain "
                 "decoding at the measured pace would have taken, in the time range. The regret budget keeps it at "
                 "most at 1.01, and its capacity."
             ),
@@ -188,7 +188,7 @@ def compared() -> tuple[Panel, ...]:
             width=12,
             absent="no comparison yet",
             says=(
-                "Time per token of requests that may be speculated on, divided by that of the control group, with an "
+                "Time per token of eligible requests, divided by that of the control group, with an "
                 "interval that is valid at any time. Over several processes: lowest `low`, mean, highest `high`."
             ),
             good="`high` below 1: certainly faster. Between the lines (0.98 and 1.02): no relevant difference.",
@@ -217,7 +217,7 @@ def compared() -> tuple[Panel, ...]:
             width=12,
             absent="no rounds yet",
             says=(
-                "The promise by hour: seconds of requests that may be speculated on ÷ those that plain decoding would "
+                "The promise by hour: seconds of eligible requests ÷ those that plain decoding would "
                 "have taken, in the hour before each point. Its maximum is the worst hour."
             ),
             good="below 1.",
@@ -249,28 +249,28 @@ def users() -> tuple[Panel, ...]:
             stack=True,
             defaults={"min": 0, "max": 1},
             says=(
-                "Share of requests by path: `speculated`, `plain` (eligible, decoded plainly), `relayed` (passed on "
+                "Share of requests by path: `speculated`, `plain` (eligible, decoded plainly), `passthrough` (passed on "
                 "unchanged)."
             ),
             good="mostly `speculated` once the mode is `auto`.",
-            otherwise="much `plain` or `relayed`: open “why did it not speculate?”.",
+            otherwise="much `plain` or `passthrough`: open “why did it not speculate?”.",
         ),
         lines(
             "Output tokens per second",
             "short",
             Query(rate(OUTPUT, by="path"), "{{path}}"),
             stack=True,
-            says="Output tokens per second by path; those of relayed answers without usage are estimated.",
+            says="Output tokens per second by path; those of passthrough answers without usage are estimated.",
             good="follows the traffic.",
             otherwise=(
                 "a drop at steady requests: the engine is slower; look at its load in “why did it not speculate?”."
             ),
         ),
         lines(
-            "Requests held back",
+            "Control group",
             "reqps",
-            Query(rate("foretell_holdback_requests_total", by="policy"), "{{policy}}"),
-            says="Eligible requests that were held back as control group, per second.",
+            Query(rate("foretell_control_group_requests_total", by="policy"), "{{policy}}"),
+            says="Eligible requests in the control group, which is decoded plainly, per second.",
             good="always a few: without them there is no comparison above.",
             otherwise="none: `holdback.floor` is 0, or no request is eligible.",
         ),
@@ -292,7 +292,7 @@ def costs() -> tuple[Panel, ...]:
             width=12,
             says=(
                 "Tokens that engines computed for verify requests beyond those that became output, per output token of "
-                "requests that may be speculated on."
+                "eligible requests."
             ),
             good="below 0.25.",
             otherwise=(

@@ -11,7 +11,7 @@ REQUESTS, TOKENS, GATE, LOAD, MODE = (
     "foretell_mode",
 )
 # A speculated request has a reason if it was decoded plainly to its end after some rounds.
-ELIGIBLE, RELAYED, WITH_REASON = 'path=~"plain|speculated"', 'path="relayed"', 'reason!=""'
+ELIGIBLE, PASSTHROUGH, WITH_REASON = 'path=~"plain|speculated"', 'path="passthrough"', 'reason!=""'
 RUNNING_OR_WAITING, KV = 'signal=~"running|waiting"', 'signal="kv"'
 NOT_ONE = ((None, "green"), (1, "red"))
 MODES = {0: ("off", "red"), 1: ("observe", "yellow"), 2: ("auto", "green")}
@@ -94,11 +94,11 @@ def reasons() -> tuple[Panel, ...]:
             height=10,
             defaults={"min": 0, "max": 1},
             says=(
-                "Share of output tokens by path and reason, relayed answers included; those of answers without usage "
+                "Share of output tokens by path and reason, passthrough answers included; those of answers without usage "
                 "are estimated. `/api/coverage` also has route, policy and backend."
             ),
-            good="mostly `speculated` and `plain`: these may be speculated on.",
-            otherwise="the largest `relayed` reason is what limits the gain: its meaning is in the panel below.",
+            good="mostly `speculated` and `plain`: these are eligible.",
+            otherwise="the largest `passthrough` reason is what limits the gain: its meaning is in the panel below.",
         ),
         lines(
             "Eligible requests decoded plainly",
@@ -108,7 +108,7 @@ def reasons() -> tuple[Panel, ...]:
             width=12,
             height=10,
             says="Eligible requests per second that were decoded plainly, or plainly to their end, by reason.",
-            good="mostly `holdback` and `no_gain`.",
+            good="mostly `control_group` and `no_gain`.",
             otherwise=(
                 "`gate_*`: see the timeline below. `max_gap`: even the shortest round would exceed `gates.max_gap`. "
                 "`draft_fault`: a drafter failed. `no_gain`, `no_draft`: see “how good are the drafts?”. `observe`, `shadow`, "
@@ -117,9 +117,9 @@ def reasons() -> tuple[Panel, ...]:
             ),
         ),
         lines(
-            "Relayed requests",
+            "Passthrough requests",
             "reqps",
-            Query(f"{rate(REQUESTS, RELAYED, by='reason')} > 0", "{{reason}}"),
+            Query(f"{rate(REQUESTS, PASSTHROUGH, by='reason')} > 0", "{{reason}}"),
             stack=True,
             width=12,
             height=10,
@@ -130,7 +130,7 @@ def reasons() -> tuple[Panel, ...]:
             good="only features that your clients use: `tools`, `structured`, `multimodal`; `route`: not a completion.",
             otherwise=(
                 "`no_policy`: no policy matches. `parameter`, `unknown_parameter`, `defaults_unknown`: the guarantees "
-                "page names the parameters. `tokenizer`, `no_verify_method`, `unreachable`, `balanced`: Foretell "
+                "page names the parameters. `tokenizer`, `no_verify_method`, `unreachable`, `several_engines`: Foretell "
                 "cannot verify at this backend; run `foretell probe`. `memory`, `sessions`: raise `limits`."
             ),
         ),
@@ -141,7 +141,7 @@ def reasons() -> tuple[Panel, ...]:
             stack=True,
             width=12,
             defaults={"min": 0, "max": 1},
-            says="Share of requests by path: `speculated`, `plain` (eligible, decoded plainly) or `relayed`.",
+            says="Share of requests by path: `speculated`, `plain` (eligible, decoded plainly) or `passthrough`.",
             good="mostly `speculated` once the mode is `auto`.",
             otherwise="see the reasons in the two panels above.",
         ),
@@ -175,8 +175,8 @@ def gates() -> tuple[Panel, ...]:
             otherwise=(
                 "`load`: the engine has requests waiting or its cache is full; the gate reopens by itself. `stale`: "
                 "its metrics cannot be read. `acceptance`: too few drafted tokens are accepted. `control`: the control "
-                "group was faster, or the regret budget is empty. `first_token`: more drafts would delay first tokens. "
-                "`memory`: Foretell's own memory is short. `health`: the replica fails."
+                "group was faster, or recent speculation cost more than it saved. `first_token`: more drafts would delay first tokens. "
+                "`memory`: Foretell has reached `limits.memory`. `health`: the replica is down."
             ),
         ),
         lines(
@@ -203,11 +203,11 @@ def gates() -> tuple[Panel, ...]:
             absent="no probe",
             says=(
                 "Completed measurements of a replica's verify requests: they pay (`pays`), nothing pays (`pays_not`), "
-                "or several engines answer (`balanced`)."
+                "or several engines answer (`several_engines`)."
             ),
             good="one `pays` per replica after its start.",
             otherwise=(
-                "`pays_not`: see the sizing page. `balanced`: configure the engines one by one, or by headless DNS, "
+                "`pays_not`: see the sizing page. `several_engines`: configure the engines one by one, or by headless DNS, "
                 "instead of a load balancer."
             ),
         ),
@@ -255,6 +255,6 @@ def board() -> Dashboard:
     return Dashboard(
         "why",
         "why did it not speculate?",
-        "Reasons of plain and relayed requests, gates and modes over time, and the signals of the gates.",
+        "Reasons of plain and passthrough requests, gates and modes over time, and the signals of the gates.",
         (("Now", state()), ("Reasons", reasons()), ("Gates", gates()), ("Load of the engines", load())),
     )

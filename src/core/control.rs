@@ -1,8 +1,8 @@
 //! Adaptive control: survival probabilities of drafts, costs of requests, and the choice between
 //! speculation and plain decoding.
 //!
-//! PURE. One [`Control`] per epoch, shared by all its sessions behind a short lock: sessions note
-//! their measurements and ask for predictions. New measurements weigh more than old ones, so a
+//! PURE. One [`Control`] per engine start, shared by all its sessions behind a short lock: sessions
+//! note their measurements and ask for predictions. New measurements weigh more than old ones, so a
 //! wrong estimate is corrected within a handful of rounds; the total cost of wrong estimates is
 //! bounded by a [`RegretBudget`].
 
@@ -37,7 +37,7 @@ pub use regret_budget::RegretBudget;
 pub use round_costs::RoundCosts;
 pub use rounds::{Prices, Round, Rounds, Value};
 pub use shared::SharedModel;
-pub use state::{Awaited, Class, Concurrency, EpochState, RegretBudgets, ReplicaState};
+pub use state::{Awaited, Class, Concurrency, EngineStartState, RegretBudgets, ReplicaState};
 pub use survival::{Survival, TemperatureBucket, Tuning};
 pub use tolerance::Tolerance;
 
@@ -50,7 +50,7 @@ use serde::{Deserialize, Serialize};
 use self::gates::Signal;
 use crate::units::Tick;
 
-/// The state of a replica and of its epoch, which sessions read and write.
+/// The state of a replica and of its engine start, which sessions read and write.
 #[derive(Debug)]
 pub struct Measurements<'a> {
     /// Survival probabilities of drafted tokens.
@@ -238,7 +238,7 @@ struct Kept<C, A, E> {
     now: Tick,
     costs: C,
     regret_budgets: A,
-    epoch: E,
+    engine_start: E,
 }
 
 /// Bound for every measured figure (seconds, tokens, weights, and products of two of them): far
@@ -265,13 +265,13 @@ fn beyond(saved: &serde_json::Value) -> Option<f64> {
     }
 }
 
-/// Maximum number of model drafters of an epoch with state of their own.
+/// Maximum number of model drafters of an engine start with state of their own.
 const MAX_MODELS: usize = 32;
 
-/// The shared state of one epoch of a replica. Time spent under its lock is microseconds.
+/// The shared state of one engine start of a replica. Time spent under its lock is microseconds.
 #[derive(Debug, Default)]
 pub struct Control {
-    states: Mutex<(ReplicaState, EpochState)>,
+    states: Mutex<(ReplicaState, EngineStartState)>,
 }
 
 impl Control {
@@ -287,24 +287,27 @@ impl Control {
     /// A figure cannot have been measured. Infinity has no number in JSON, and `null` in its place
     /// could not be read back.
     pub fn save(&self, now: Tick) -> serde_json::Result<serde_json::Value> {
-        let (replica, epoch) = &*self.states.lock();
+        let (replica, engine_start) = &*self.states.lock();
         let saved = serde_json::to_value(Kept {
             now,
             costs: &replica.costs,
             regret_budgets: &replica.regret_budgets,
-            epoch,
+            engine_start,
         })?;
         learnable(&saved)?;
-        Kept::<Costs, RegretBudgets, EpochState>::deserialize(&saved).map(|_| saved)
+        Kept::<Costs, RegretBudgets, EngineStartState>::deserialize(&saved).map(|_| saved)
     }
 
     /// Forgets the measurements, except the state of requests in flight and the numbers of the
     /// models, which sessions hold.
     pub fn forget(&self) {
         {
-            let (replica, epoch) = &mut *self.states.lock();
+            let (replica, engine_start) = &mut *self.states.lock();
             (replica.costs, replica.regret_budgets) = (Costs::default(), RegretBudgets::default());
-            *epoch = EpochState { models: std::mem::take(&mut epoch.models), ..EpochState::default() };
+            *engine_start = EngineStartState {
+                models: std::mem::take(&mut engine_start.models),
+                ..EngineStartState::default()
+            };
         }
         self.with(|learnt| learnt.concurrency_changes(|_| {}));
     }
@@ -316,11 +319,14 @@ impl Control {
     /// it may overflow.
     pub fn restored(saved: serde_json::Value, rest: Duration) -> serde_json::Result<Self> {
         learnable(&saved)?;
-        let Kept { now, mut costs, regret_budgets, epoch }: Kept<Costs, RegretBudgets, EpochState> =
-            serde_json::from_value(saved)?;
+        let Kept { now, mut costs, regret_budgets, engine_start }: Kept<
+            Costs,
+            RegretBudgets,
+            EngineStartState,
+        > = serde_json::from_value(saved)?;
         costs.age(now.after(rest));
         let replica = ReplicaState { costs, regret_budgets, ..ReplicaState::default() };
-        Ok(Self { states: Mutex::new((replica, epoch)) })
+        Ok(Self { states: Mutex::new((replica, engine_start)) })
     }
 
     /// The number under which measurements of this model drafter are kept here. It is kept over a
@@ -341,16 +347,16 @@ impl Control {
     /// Reads or writes the measurements. Keep it short: all sessions of the replica wait for the
     /// lock. A call within `work` deadlocks.
     pub fn with<T>(&self, work: impl FnOnce(&mut Measurements<'_>) -> T) -> T {
-        let (replica, epoch) = &mut *self.states.lock();
+        let (replica, engine_start) = &mut *self.states.lock();
         let concurrency = replica.costs.concurrency_size();
         work(&mut Measurements {
-            survival: &mut epoch.survival,
+            survival: &mut engine_start.survival,
             costs: &mut replica.costs,
             regret_budget: replica.regret_budgets.of(concurrency),
             concurrency: &mut replica.concurrency,
             budget: &mut replica.budget,
-            classes: &mut epoch.classes,
-            length: &mut epoch.length,
+            classes: &mut engine_start.classes,
+            length: &mut engine_start.length,
         })
     }
 }
@@ -589,13 +595,13 @@ mod tests {
         let saved = control.save(now).unwrap();
         for figure in [1e300, -1e300] {
             let mut saved = saved.clone();
-            saved["epoch"]["length"]["mean"] = figure.into();
+            saved["engine_start"]["length"]["mean"] = figure.into();
             let error = Control::restored(saved, Duration::ZERO).unwrap_err();
             assert!(error.to_string().contains("e300 is not a valid measurement"), "{error}");
         }
         for figure in [f64::INFINITY, f64::NAN] {
             control.states.lock().1.length =
-                serde_json::from_value(saved["epoch"]["length"].clone()).unwrap();
+                serde_json::from_value(saved["engine_start"]["length"].clone()).unwrap();
             control.save(now).unwrap();
             control.states.lock().1.length.spoil(figure);
             assert!(control.save(now).is_err());

@@ -1,4 +1,4 @@
-//! Shared types: verification methods and results, modes, the reasons for relayed and plain
+//! Shared types: verification methods and results, modes, the reasons for passthrough and plain
 //! requests, and the tokens of a request.
 //!
 //! PURE, and below every other module but `units`, so that no two modules or crates depend on each
@@ -10,9 +10,9 @@ mod ledger;
 pub mod looping;
 pub mod metric;
 mod mode;
+mod passthrough_reason;
 mod plain_reason;
 mod reason;
-mod relay_reason;
 mod structure;
 pub mod verify_result;
 
@@ -20,8 +20,8 @@ pub use context::TokenContext;
 pub use gate::Gate;
 pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;
+pub use passthrough_reason::{PassthroughReason, Refused};
 pub use plain_reason::PlainReason;
 pub use reason::Reason;
-pub use relay_reason::{Refused, RelayReason};
 pub use structure::Structure;
 pub use verify_result::{Dist, Proposal, Put, Row, Shape, VerifyMethod, VerifyResult};

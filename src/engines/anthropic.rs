@@ -2,7 +2,7 @@
 //! the same, the answer to that as an answer of the Messages API.
 //!
 //! vLLM, SGLang and llama.cpp serve the Messages API by such a translation themselves; here it
-//! stands in front of the chat, so that the chat may be speculated on, and in front of engines that
+//! stands in front of the chat, so that the chat is eligible, and in front of engines that
 //! have no Messages API. Where engines differ, it does as vLLM does
 //! (`vllm/entrypoints/anthropic/serving.py`, 0.32). PURE.
 

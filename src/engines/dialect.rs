@@ -14,10 +14,10 @@ pub mod guarantees;
 pub mod llamacpp;
 pub mod onnx;
 pub mod origin;
+pub mod passthrough;
 pub mod probe;
 mod quirks;
 pub mod recognise;
-pub mod relayed;
 pub mod score;
 pub mod sglang;
 pub mod shared;
@@ -128,13 +128,13 @@ impl Dialect {
             Self::Vllm => &vllm::Vllm,
             Self::Sglang => &sglang::Sglang,
             Self::LlamaCpp => &llamacpp::LlamaCpp,
-            Self::Tgi => &relayed::Relayed(Self::Tgi),
-            Self::TrtLlm => &relayed::Relayed(Self::TrtLlm),
-            Self::Triton => &relayed::Relayed(Self::Triton),
-            Self::Lmdeploy => &relayed::Relayed(Self::Lmdeploy),
-            Self::OpenAi => &relayed::Relayed(Self::OpenAi),
-            Self::Ollama => &relayed::Relayed(Self::Ollama),
-            Self::Mlx => &relayed::Relayed(Self::Mlx),
+            Self::Tgi => &passthrough::Passthrough(Self::Tgi),
+            Self::TrtLlm => &passthrough::Passthrough(Self::TrtLlm),
+            Self::Triton => &passthrough::Passthrough(Self::Triton),
+            Self::Lmdeploy => &passthrough::Passthrough(Self::Lmdeploy),
+            Self::OpenAi => &passthrough::Passthrough(Self::OpenAi),
+            Self::Ollama => &passthrough::Passthrough(Self::Ollama),
+            Self::Mlx => &passthrough::Passthrough(Self::Mlx),
         }
     }
 }

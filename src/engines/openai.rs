@@ -1,4 +1,4 @@
-//! The OpenAI API: requests of clients, which of them may be speculated on, and the form of the
+//! The OpenAI API: requests of clients, which of them are eligible, and the form of the
 //! answers.
 //!
 //! PURE.

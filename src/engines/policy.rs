@@ -23,7 +23,7 @@ pub use explain::Explanation;
 pub use fact::Fact;
 pub use facts::{Backend, Body, Facts, Head, Models, Server, ServerState, Subjects, Terms, Wish};
 pub use matching::{Bounds, Match, Mismatch, Subject};
-pub use outcome::{DecisionStep, Outcome, Relay, StepResult};
+pub use outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 pub use ruling::{LiveGates, Ruling};
 pub use settings::{Drafter, Gamma, Gates, Holdback, Scope, Vocabulary};
 
@@ -34,7 +34,7 @@ pub use values::{Glob, Revision};
 /// Limit that a policy sets for its requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyMode {
-    /// They are relayed.
+    /// They are passed through.
     Off,
     /// They are decoded plainly; drafts are made in the background and only scored.
     Shadow,
@@ -93,10 +93,10 @@ impl Policy {
     }
 }
 
-/// Uses of the texts of a policy's requests, where the process file has a place for them.
+/// Uses of the texts of a policy's requests, where the config file has a place for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Corpus {
-    /// True if requests that may be speculated on are recorded for training.
+    /// True if eligible requests are recorded for training.
     pub record: bool,
 }
 

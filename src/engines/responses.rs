@@ -1,7 +1,7 @@
 //! The Responses API of OpenAI as a translation of chats: a request as the chat request that asks
 //! the same, the answer to that as a response.
 //!
-//! As with [`crate::anthropic`], the chat behind it may be speculated on. Where engines differ,
+//! As with [`crate::anthropic`], the chat behind it is eligible. Where engines differ,
 //! it does as vLLM does (`vllm/entrypoints/openai/responses`, 0.32, without Harmony), but for
 //! what that leaves out of the API: an answer that a limit cut ends with `response.incomplete`,
 //! and so does its last item; one that broke off ends with `response.failed`; an assistant's

@@ -6,7 +6,7 @@ mod parts;
 pub use parts::{Call, End, Events, Part, Stream};
 pub(crate) use parts::{broken_off, logprobs, of_message, stop, write};
 
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use serde_json::{Map, Value};
 
 /// How the engine is told whether to reason, and which roles its templates know.
@@ -29,7 +29,7 @@ pub enum Untranslated {
     Refused { path: String, words: String },
     /// A server with that API may do it, but a chat cannot ask for it.
     #[error("{parameter}: a chat cannot ask for it")]
-    Passed { reason: RelayReason, parameter: String },
+    Passed { reason: PassthroughReason, parameter: String },
 }
 
 impl Untranslated {
@@ -45,7 +45,7 @@ pub(crate) fn refused<T>(path: &str, words: &str) -> Result<T, Untranslated> {
     Err(Untranslated::Refused { path: path.to_owned(), words: words.to_owned() })
 }
 
-pub(crate) fn passed<T>(reason: RelayReason, parameter: impl Into<String>) -> Result<T, Untranslated> {
+pub(crate) fn passed<T>(reason: PassthroughReason, parameter: impl Into<String>) -> Result<T, Untranslated> {
     Err(Untranslated::Passed { reason, parameter: parameter.into() })
 }
 

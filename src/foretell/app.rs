@@ -55,7 +55,7 @@ use foretell_engines::parse::Parsers;
 use foretell_engines::policy::PolicySet;
 
 /// Maximum wait of a start for the backends' engines to be identified and for the measurements of
-/// other sidecars; after that, requests are relayed until they are.
+/// other sidecars; after that, requests are passed through until they are.
 const IDENTIFICATION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum wait at the end for the snapshots to be written, and for the store.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -196,7 +196,8 @@ pub async fn start_with(
     let life = Arc::clone(&gateway.shared.life);
     let sharing = store.map(|store| tokio::spawn(store.exchange_until_drained(life, first_exchange)));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
-    // A backend that is not reachable yet does not prevent the start: its requests are relayed.
+    // A backend that is not reachable yet does not prevent the start: its requests are passed
+    // through.
     let begun = async { tokio::join!(identities.asked(), exchanged) };
     let _ = tokio::time::timeout(IDENTIFICATION_TIMEOUT, begun).await;
     let running = Running {

@@ -1,7 +1,7 @@
 //! The command line: one file per command, one meaning per exit code.
 //!
-//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a figure or a comparison
-//! is not as required, 64 bad configuration or usage.
+//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a required figure
+//! was not met, 64 bad configuration or usage.
 
 pub mod access;
 mod admin_port;
@@ -81,7 +81,7 @@ type Terms = &'static [(&'static str, &'static str)];
 /// The exit codes, on every page.
 const EXITS: Terms = &[
     ("0", "Success"),
-    ("1", "It could not start, or a server gave no answer"),
+    ("1", "The command could not start, or a server gave no answer"),
     (
         "2",
         "A required figure was not met (bench --require), a demo text differed, or a probe measured too little",
@@ -215,7 +215,7 @@ mod tests {
             let flags = [
                 "config",
                 "backend",
-                "dialect",
+                "engine",
                 "listen",
                 "admin",
                 "mode",
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_in_the_help_are_those_of_an_empty_process_file() {
+    fn defaults_in_the_help_are_those_of_an_empty_config_file() {
         let process = crate::config::Process::default();
         assert_eq!(process.listen.first().unwrap().address.to_string(), "127.0.0.1:8080");
         assert_eq!(process.admin.address.to_string(), "127.0.0.1:9464");

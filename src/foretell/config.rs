@@ -1,4 +1,4 @@
-//! The process file and the policies: raw text to validated values.
+//! The config file and the policies: raw text to validated values.
 //!
 //! Parsing is pure and finds every error at once; reading files and the environment is a thin layer
 //! around it. A flag takes precedence over `FORETELL_<FLAG>`, that over the file, and that over the

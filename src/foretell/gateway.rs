@@ -1,9 +1,9 @@
-//! The proxy itself: accepts and judges requests, relays them or hands them to the session runner,
-//! and answers.
+//! The proxy itself: accepts and judges requests, passes them through or hands them to the session
+//! runner, and answers.
 
 pub mod facts;
+pub mod passthrough;
 pub mod proxy;
-pub mod relay;
 pub mod route;
 pub mod tenant;
 pub(crate) mod translate;
@@ -79,7 +79,7 @@ impl Default for TraceSettings {
 }
 
 impl Settings {
-    /// One backend, the default addresses, relay only until a session runner is given.
+    /// One backend, the default addresses, passthrough only until a session runner is given.
     #[must_use]
     pub fn new(backend: ReplicaSettings) -> Self {
         Self {

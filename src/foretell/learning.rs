@@ -19,19 +19,19 @@ use parking_lot::Mutex;
 
 use crate::clock::Clock;
 use crate::fleet::Replica;
-use crate::fleet::identity::{Epoch, Identities, Identity, ServerKnowledge};
+use crate::fleet::identity::{EngineStart, Identities, Identity, ServerKnowledge};
 use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::shared::Statistics;
 use crate::random;
 use foretell_core::control::{Control, ExpiringMap};
 use foretell_core::session::Permission;
 
-/// Maximum number of epochs with costs and acceptance; the least recently used one is evicted.
-const EPOCHS: usize = 1_024;
-/// An epoch without a request for this long may be dropped.
-pub const EPOCH_TTL: Duration = Duration::from_hours(24);
+/// Maximum number of engine starts with costs and acceptance; the least recently used one is is evicted.
+const ENGINE_STARTS: usize = 1_024;
+/// An engine start without a request for this long may be dropped.
+pub const ENGINE_START_TTL: Duration = Duration::from_hours(24);
 
-type ByEpoch<T> = Mutex<ExpiringMap<Epoch, Arc<T>>>;
+type ByEngineStart<T> = Mutex<ExpiringMap<EngineStart, Arc<T>>>;
 
 /// Costs, acceptance and answer traits of each engine, shared by its sessions.
 pub struct Learnt {
@@ -39,11 +39,11 @@ pub struct Learnt {
     slots: HashMap<String, f64>,
     clock: Clock,
     /// Costs and acceptance.
-    controls: ByEpoch<Control>,
+    controls: ByEngineStart<Control>,
     /// The same for answers passed on unchanged, whose ids were tokenized from their text: used for
     /// projections only.
-    observed: ByEpoch<Control>,
-    traits: ByEpoch<AnswerTraits>,
+    observed: ByEngineStart<Control>,
+    traits: ByEngineStart<AnswerTraits>,
     /// Measurements of other sidecars; `None` without a store.
     others: Mutex<Option<Arc<Statistics>>>,
     /// Random name of these measurements in a store.
@@ -56,8 +56,8 @@ impl Learnt {
     /// Nothing is learnt yet. `slots`: share of the free sequences that verify requests by fan-out
     /// may take, by backend.
     pub fn new(slots: HashMap<String, f64>) -> Self {
-        let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_TTL));
-        let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_TTL));
+        let map = || Mutex::new(ExpiringMap::new(ENGINE_STARTS, ENGINE_START_TTL));
+        let traits = Mutex::new(ExpiringMap::new(ENGINE_STARTS, ENGINE_START_TTL));
         let (controls, observed) = (map(), map());
         Self {
             slots,
@@ -78,26 +78,26 @@ impl Learnt {
 
     /// Control state of an engine, with the operator's limits and the probe's costs applied.
     pub fn control(&self, identity: &Identity, backend: &str) -> Arc<Control> {
-        self.prepared(self.control_of(&identity.epoch), identity, backend)
+        self.prepared(self.control_of(&identity.engine_start), identity, backend)
     }
 
     /// The measurements of an engine. A new one begins with those that other sidecars have shared.
-    fn control_of(&self, epoch: &Epoch) -> Arc<Control> {
+    fn control_of(&self, engine_start: &EngineStart) -> Arc<Control> {
         let (control, new) = {
             let mut controls = self.controls.lock();
-            let new = controls.look(epoch).is_none();
-            (Arc::clone(controls.get(epoch, self.clock.now())), new)
+            let new = controls.look(engine_start).is_none();
+            (Arc::clone(controls.get(engine_start, self.clock.now())), new)
         };
         if new {
-            self.lend_to(epoch, &control);
+            self.lend_to(engine_start, &control);
         }
         control
     }
 
     /// Every engine with its measurements.
-    fn controls(&self) -> Vec<(Epoch, Arc<Control>)> {
+    fn controls(&self) -> Vec<(EngineStart, Arc<Control>)> {
         let controls = self.controls.lock();
-        controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
+        controls.iter().map(|(engine_start, control)| (engine_start.clone(), Arc::clone(control))).collect()
     }
 
     /// Control state that a request with this permission reads and updates: that of the engine, or
@@ -107,7 +107,7 @@ impl Learnt {
         if permission.never().is_none() {
             return control;
         }
-        let observed = Arc::clone(self.observed.lock().get(&identity.epoch, self.clock.now()));
+        let observed = Arc::clone(self.observed.lock().get(&identity.engine_start, self.clock.now()));
         let observed = self.prepared(observed, identity, backend);
         // The measured costs of calls are valid for both.
         let costs = control.with(|learnt| learnt.costs.clone());
@@ -124,12 +124,12 @@ impl Learnt {
     pub fn at(&self, identities: &Identities, replica: &Arc<Replica>) -> Option<Arc<Control>> {
         let knowledge = identities.knowledge(replica)?;
         let ServerKnowledge::Known(identity) = &*knowledge else { return None };
-        self.controls.lock().look(&identity.epoch).map(Arc::clone)
+        self.controls.lock().look(&identity.engine_start).map(Arc::clone)
     }
 
     /// Traits observed so far in an engine's answers.
     pub fn answer_traits(&self, identity: &Identity) -> Arc<AnswerTraits> {
-        Arc::clone(self.traits.lock().get(&identity.epoch, self.clock.now()))
+        Arc::clone(self.traits.lock().get(&identity.engine_start, self.clock.now()))
     }
 
     fn prepared(&self, control: Arc<Control>, identity: &Identity, backend: &str) -> Arc<Control> {

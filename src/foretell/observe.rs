@@ -174,7 +174,7 @@ pub struct Finished {
 impl Finished {
     /// True if it was served as a completion, independent of the client's API.
     pub fn is_completion(&self) -> bool {
-        matches!(self.route, Some(Api::Completion(_))) || self.path != Path::Relayed
+        matches!(self.route, Some(Api::Completion(_))) || self.path != Path::Passthrough
     }
 
     /// A record in which only these two fields are set.
@@ -236,9 +236,10 @@ impl Finished {
     }
 
     /// Mean seconds per output token after the first; `None` for fewer than two tokens, and for an
-    /// answer that was relayed: its tokens may be estimated, and a JSON answer shows no pace.
+    /// answer that was passed through: its tokens may be estimated, and a JSON answer shows no
+    /// pace.
     pub fn seconds_per_token(&self) -> Option<f64> {
-        if self.path == Path::Relayed {
+        if self.path == Path::Passthrough {
             return None;
         }
         let first = self.timing.first_token?;

@@ -1,6 +1,6 @@
 //! Serving of eligible requests: from the policy's ruling to the running session.
 //!
-//! Anything missing leads to a relay with a reason (an unknown backend, no policy) or to plain
+//! Anything missing leads to passthrough with a reason (an unknown backend, no policy) or to plain
 //! decoding (no drafter); nothing here can fail a request that the backend would answer.
 
 mod again;
@@ -54,9 +54,9 @@ use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, foreca
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
 use foretell_core::session::{Permission, Rules, Timeouts};
-use foretell_core::words::{PlainReason, RelayReason};
+use foretell_core::words::{PassthroughReason, PlainReason};
 use foretell_engines::openai::{Request, Route, Sampling};
-use foretell_engines::policy::{Admitted, Relay, Ruling, Subjects};
+use foretell_engines::policy::{Admitted, Passthrough, Ruling, Subjects};
 
 /// Maximum number of answers on which drafters are scored concurrently.
 const SCORING: usize = 4;
@@ -77,7 +77,7 @@ pub struct SessionRunnerSetup {
     pub learnt: Arc<Learnt>,
     /// Texts of earlier requests that drafters read.
     pub corpus: CorpusHandle,
-    /// Records requests; `None` without `corpus.record` of the process file.
+    /// Records requests; `None` without `corpus.record` of the config file.
     pub recorder: Option<Recorder>,
 }
 
@@ -155,8 +155,8 @@ impl SessionRunner {
         parsing::note(identity, request, &self.setup.learnt.answer_traits(identity))
     }
 
-    /// Makes every decision that precedes the first call; the error is the reason for a relay.
-    fn prepare(&self, exchange: &Exchange) -> Result<Run, Relay> {
+    /// Makes every decision that precedes the first call; the error is the reason for passthrough.
+    fn prepare(&self, exchange: &Exchange) -> Result<Run, Passthrough> {
         let request = &exchange.request;
         let knowledge = self.setup.identities.knowledge(&exchange.replica);
         let backend = exchange.replica.backend();
@@ -176,7 +176,7 @@ impl SessionRunner {
         exchange.shared.observer.metrics().overhead(Stage::Decide, begun.elapsed());
         let (ruling, drawn) = ruled?;
         let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else {
-            return Err(RelayReason::NoVerifyMethod.into());
+            return Err(PassthroughReason::NoVerifyMethod.into());
         };
         let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
         let permission = plan::fitting(permission, request.prompt_size(), ruling.rules.context_max);
@@ -203,7 +203,7 @@ impl SessionRunner {
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);
         let rules = Rules {
             permission,
-            holdback: drawn.holdback,
+            control_group: drawn.in_control_group,
             model,
             shares_noise,
             vocabulary: identity.tokenizer.end(),
@@ -219,7 +219,11 @@ impl SessionRunner {
         let first_call = match permission.never() {
             Some(_) => None,
             None => Some(
-                exchange.replica.first_calls().begin(request.route).ok_or(RelayReason::UnreadableAnswers)?,
+                exchange
+                    .replica
+                    .first_calls()
+                    .begin(request.route)
+                    .ok_or(PassthroughReason::UnreadableAnswers)?,
             ),
         };
         let identity = Arc::clone(identity);
@@ -249,8 +253,8 @@ impl SessionRunner {
         let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.memory;
         let lookups: &[LookupSpec] = if drafts { &ruling.rules.lookups } else { &[] };
         let scopes = lookups.iter().filter_map(LookupSpec::corpus_scope);
-        let model = format!("{}/{}", exchange.replica.backend(), identity.epoch.model);
-        let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
+        let model = format!("{}/{}", exchange.replica.backend(), identity.engine_start.model);
+        let key = Key { model, vocabulary: identity.engine_start.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
         let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
         if let Some(recorder) = self.recorder(permission, ruling, exchange) {

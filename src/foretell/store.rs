@@ -25,7 +25,7 @@ use crate::clock::unix_now;
 use crate::config::process::StoreUrl;
 use crate::http::drain::Lifecycle;
 use crate::learning::shared::Statistics;
-use crate::learning::{EPOCH_TTL, Learnt};
+use crate::learning::{ENGINE_START_TTL, Learnt};
 
 pub use fault::{Fault, FaultKind};
 use link::Link;
@@ -121,7 +121,7 @@ impl Store {
     }
 
     async fn pull(&self, link: &mut Link) -> Result<(), Fault> {
-        let since = unix_now().saturating_sub(EPOCH_TTL).as_secs();
+        let since = unix_now().saturating_sub(ENGINE_START_TTL).as_secs();
         let members = link.latest(&self.index(), since, SIDECARS).await?;
         let (version, local) = (format!("{SCHEMA}/"), member(self.learnt.name()));
         let former = self.learnt.former().map(|name| member(&name));
@@ -145,8 +145,8 @@ impl Store {
         let local = local.map_err(|error| Fault::answer(error.to_string()))?;
         let Some(local) = local.map_err(|error| Fault::answer(error.to_string()))? else { return Ok(()) };
         let name = self.learnt.name();
-        link.put(&self.key_of("sidecar", name), local, EPOCH_TTL).await?;
-        link.note(&self.index(), &member(name), unix_now().as_secs(), EPOCH_TTL).await?;
+        link.put(&self.key_of("sidecar", name), local, ENGINE_START_TTL).await?;
+        link.note(&self.index(), &member(name), unix_now().as_secs(), ENGINE_START_TTL).await?;
         if let Some(former) = self.learnt.former() {
             link.forget(&self.key_of("sidecar", &former), &self.index(), &member(&former)).await?;
             self.learnt.forget_former();

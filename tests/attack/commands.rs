@@ -51,7 +51,7 @@ fn serve_prints_the_stanza_that_a_policy_of_a_model_drafter_needs() {
 }
 
 #[test]
-fn drain_waits_until_the_proxy_is_empty_and_finds_it_by_the_process_file() {
+fn drain_waits_until_the_proxy_is_empty_and_finds_it_by_the_config_file() {
     let mut start = Start::with(BACKENDS).and("admin: { address: \"127.0.0.2:0\", token_file: token }\n");
     start.process.push_str("drain: { delay: 0s, grace: 1m }\n");
     let folder = tempfile::tempdir().unwrap();

@@ -28,7 +28,7 @@ fn nobody_at(address: &str) -> SocketAddr {
     TcpListener::bind(address).unwrap().local_addr().unwrap()
 }
 
-/// A folder with a request and a process file whose admin port has no listener.
+/// A folder with a request and a config file whose admin port has no listener.
 fn folder(process: &str, policy: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -75,21 +75,26 @@ fn a_body_that_cannot_be_read_is_told_with_the_place() {
 fn a_missing_server_is_never_explained_as_eligible() {
     let dead = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", nobody()), "");
     let (told, words) = explained(dead.path(), &[]);
-    assert_eq!((result(&told), &told["asked"]), (("relayed", "unreachable"), &"server".into()), "{words}");
-    assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
+    assert_eq!(
+        (result(&told), &told["asked"]),
+        (("passthrough", "unreachable"), &"server".into()),
+        "{words}"
+    );
+    assert!(!words.contains("eligible") && words.contains("Foretell would answer with an error"), "{words}");
     let steps = told["steps"].as_array().unwrap();
     let decides = steps.iter().find(|step| step["result"] != "passed").unwrap();
     assert_eq!((&decides["step"], &decides["result"]), (&"server".into(), &"failed".into()), "{words}");
 }
 
 #[test]
-fn a_server_that_is_only_relayed_to_is_never_explained_as_eligible() {
+fn a_passthrough_server_is_never_explained_as_eligible() {
     let plain = Backend::plain();
-    let relayed = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", plain.address), "");
-    let (told, words) = explained(relayed.path(), &[]);
+    let passthrough =
+        folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", plain.address), "");
+    let (told, words) = explained(passthrough.path(), &[]);
     assert_eq!(
         (result(&told), &told["asked"]),
-        (("relayed", "no_verify_method"), &"server".into()),
+        (("passthrough", "no_verify_method"), &"server".into()),
         "{words}"
     );
     assert!(!words.contains("eligible"), "{words}");
@@ -115,7 +120,7 @@ fn unqueried_steps_are_undecided() {
     assert!(words.contains("step server: the server was not asked"), "{words}");
     // Steps that do not depend on the server are decided.
     let (told, _) = explained(open.path(), &["--offline", "--header", "x-foretell: gama=3"]);
-    assert_eq!(result(&told), ("relayed", "client"));
+    assert_eq!(result(&told), ("passthrough", "client"));
     let (code, _, err) =
         foretell(open.path(), &["explain", "--request", "request.json", "--admin", &nobody().to_string()]);
     assert_eq!(code, 1);
@@ -224,15 +229,15 @@ fn explanations_agree_with_the_answers() {
         let path = answer.field("x-foretell-path").unwrap_or_default();
         let policy = answer.field("x-foretell-policy").unwrap_or_default();
         assert_eq!(result(&told).1, *wanted, "{fields} {body}: {told}");
-        assert_eq!(told["path"] == "relayed", path == "relayed", "{fields} {body}: {told}");
+        assert_eq!(told["path"] == "passthrough", path == "passthrough", "{fields} {body}: {told}");
         if wanted.is_empty() {
             assert_eq!((path, &told["verify"][0]), ("speculated", &"tree".into()), "{told}");
             assert_eq!(told["gamma_max"], 2);
         } else {
             assert_eq!(reason, *wanted, "{fields} {body}");
         }
-        // The answer to a relayed request names no policy.
-        if path != "relayed" {
+        // The answer to a passthrough request names no policy.
+        if path != "passthrough" {
             assert_eq!(told["policy"], policy, "{fields} {body}");
         }
     }
@@ -287,7 +292,7 @@ fn the_running_proxy_explains_and_reports_a_missing_server() {
     std::fs::create_dir(home.join("others")).unwrap();
     std::fs::write(home.join("others/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();
     let (other, _) = explained(home, &["--config", "foretell.yaml", "--policies", "others"]);
-    assert_eq!((result(&other), &other["asked"]), (("relayed", "policy"), &"server".into()));
+    assert_eq!((result(&other), &other["asked"]), (("passthrough", "policy"), &"server".into()));
 
     let _ = target.child.kill();
     let _ = target.child.wait();
@@ -295,10 +300,10 @@ fn the_running_proxy_explains_and_reports_a_missing_server() {
     eventually("the proxy has noticed", || {
         // Until then, a request is still sent to the server.
         assert_eq!(sent(&proxy, "", &body).status(), 502);
-        (result(&told().0) == ("relayed", "unreachable")).then_some(())
+        (result(&told().0) == ("passthrough", "unreachable")).then_some(())
     });
     let (_, words) = told();
-    assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
+    assert!(!words.contains("eligible") && words.contains("Foretell would answer with an error"), "{words}");
 }
 
 #[test]

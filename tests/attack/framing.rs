@@ -122,7 +122,7 @@ fn a_target_that_is_too_long_is_named_as_the_cause() {
 }
 
 #[test]
-fn the_limits_of_the_process_file_are_those_that_apply() {
+fn the_limits_of_the_config_file_are_those_that_apply() {
     let backend = Backend::plain();
     let limits = "limits: { uri: 64B, headers: 20, header_bytes: 16KiB }";
     let proxy = Start::before(backend.address).and(limits).start();

@@ -53,7 +53,7 @@ const METRICS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
 
 /// Configuration with which a proxy is started.
 pub struct Start {
-    /// The process file without `version`; `listen` and `admin` are added if it has none.
+    /// The config file without `version`; `listen` and `admin` are added if it has none.
     pub process: String,
     /// Policy files: name and text. Without any, the built-in policy is in force.
     pub policies: Vec<(&'static str, String)>,
@@ -67,7 +67,7 @@ pub struct Start {
     pub stdout: Option<Stdio>,
     /// Maximum number of open descriptors of the process.
     pub descriptors: Option<u32>,
-    /// The loopback listeners of the process file that the start waits for.
+    /// The loopback listeners of the config file that the start waits for.
     pub listeners: Vec<IpAddr>,
 }
 
@@ -77,7 +77,7 @@ impl Start {
         Self::with(&format!("backends: [{{ name: b, replicas: [\"http://{backend}\"] }}]\n"))
     }
 
-    /// With this process file.
+    /// With this config file.
     pub fn with(process: &str) -> Self {
         Self {
             process: process.to_owned(),
@@ -91,7 +91,7 @@ impl Start {
         }
     }
 
-    /// Adds lines to the process file.
+    /// Adds lines to the config file.
     #[must_use]
     pub fn and(mut self, lines: &str) -> Self {
         self.process.push_str(lines);
@@ -194,13 +194,13 @@ fn read(path: &Path) -> String {
 /// A running proxy. Ends when dropped.
 pub struct Proxy {
     child: Child,
-    /// Its working directory, which holds its process file and its output.
+    /// Its working directory, which holds its config file and its output.
     pub folder: TempDir,
     /// Where clients connect.
     pub address: SocketAddr,
     /// Where the operator connects.
     pub admin: SocketAddr,
-    /// The listener for `/metrics` alone, if the process file has one at 127.0.0.3.
+    /// The listener for `/metrics` alone, if the config file has one at 127.0.0.3.
     pub metrics: SocketAddr,
 }
 
@@ -326,7 +326,7 @@ impl Proxy {
             let shown = self.admin_get("/api/replicas").json();
             let replica = &shown["replicas"][0];
             let methods = replica["verify"].as_array().is_some_and(|methods| !methods.is_empty());
-            (methods && replica["dialect"] == dialect).then_some(())
+            (methods && replica["engine"] == dialect).then_some(())
         });
     }
 }

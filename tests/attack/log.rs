@@ -177,7 +177,7 @@ fn usage(tokens: usize) -> Value {
 fn before(address: SocketAddr, policy: &str) -> Start {
     let folder = VOCABULARY.trim_end_matches("/tokenizer.json");
     let mut start = Start::with(&format!(
-        "backends:\n  - name: b\n    dialect: onnx\n    replicas: [\"http://{address}\"]\n    models: [{{ id: toy, tokenizer: {folder} }}]\n    \
+        "backends:\n  - name: b\n    engine: onnx\n    replicas: [\"http://{address}\"]\n    models: [{{ id: toy, tokenizer: {folder} }}]\n    \
          verify: {{ allow: [fan_out] }}\n    probe: {{ when: never }}\ndrain: {{ delay: 0s, grace: 5s }}\n"
     ));
     start.policies = vec![("p.yaml", format!("version: 1\nname: p\n{policy}\n"))];
@@ -240,8 +240,9 @@ fn line(proxy: &Proxy, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
 
 // -------------------------------------------------- A log that cannot be written
 
-/// Sends [`MANY`] requests over four connections; every tenth may be speculated on, the others are
-/// relayed. Returns the number of requests that got no answer or a wrong one; stops after a few.
+/// Sends [`MANY`] requests over four connections; every tenth is eligible, the others are
+/// passed through. Returns the number of requests that got no answer or a wrong one; stops after a
+/// few.
 fn failures(address: SocketAddr) -> usize {
     let failed = Arc::new(Mutex::new(Vec::new()));
     let clients: Vec<_> = (0..4)
@@ -371,7 +372,7 @@ fn level_and_format_are_flags_and_variables_and_a_flag_wins() {
     let proxy = start.start();
     // A request that is not a completion is logged at level `debug`.
     assert_eq!(ask(proxy.address, get("/v1/models", "")).status(), 200);
-    eventually("a line for reading", || proxy.stderr().contains("path=\"relayed\"").then_some(()));
+    eventually("a line for reading", || proxy.stderr().contains("path=\"passthrough\"").then_some(()));
     let log = proxy.stderr();
     assert!(!log.contains('\u{1b}'), "no colours into a file: {log}");
     assert!(log.lines().all(|line| !line.starts_with('{')), "{log}");
@@ -380,7 +381,7 @@ fn level_and_format_are_flags_and_variables_and_a_flag_wins() {
     start.env = vec![("FORETELL_LOG_LEVEL", "debug".to_owned()), ("FORETELL_LOG_FORMAT", "json".to_owned())];
     let proxy = start.start();
     assert_eq!(ask(proxy.address, get("/v1/models", "")).status(), 200);
-    line(&proxy, "a line as JSON", |line| line["path"] == "relayed");
+    line(&proxy, "a line as JSON", |line| line["path"] == "passthrough");
 }
 
 #[test]
@@ -483,9 +484,9 @@ fn the_id_goes_to_the_backend_back_to_the_client_and_into_the_log_on_every_path(
     let proxy = before(toy.address, PLAIN_POLICY).and("observe: { level: debug }").start();
     proxy.knows("onnx");
     let ways: [(&str, Vec<u8>, &str); 5] = [
-        ("relayed", get("/nowhere", "x-request-id: ID\r\n"), "/nowhere"),
-        ("relayed", post("/v1/embeddings", "x-request-id: ID\r\n", "{}"), "/v1/embeddings"),
-        ("relayed", completion("x-request-id: ID\r\nx-foretell: off\r\n", 4, false), COMPLETIONS),
+        ("passthrough", get("/nowhere", "x-request-id: ID\r\n"), "/nowhere"),
+        ("passthrough", post("/v1/embeddings", "x-request-id: ID\r\n", "{}"), "/v1/embeddings"),
+        ("passthrough", completion("x-request-id: ID\r\nx-foretell: off\r\n", 4, false), COMPLETIONS),
         ("plain", completion("x-request-id: ID\r\n", 4, false), COMPLETIONS),
         ("plain", completion("x-request-id: ID\r\n", 4, true), COMPLETIONS),
     ];
@@ -589,16 +590,17 @@ fn invented_model_names_do_not_displace_a_real_one() {
 }
 
 #[test]
-fn unrequested_choices_are_relayed_or_refused() {
+fn unrequested_choices_are_passed_through_or_refused() {
     let toy = Toy::new(Fault::TwoChoices).start();
     let proxy = before(toy.address, SPECULATING_POLICY).start();
     proxy.knows("onnx");
     for stream in [true, false] {
         let answer = ask(proxy.address, completion("", 8, stream));
         let text = answer.text();
-        let relayed = answer.status() == 200 && read(&answer).0 == "abcabcab" && text.contains("\"index\":1");
+        let passthrough =
+            answer.status() == 200 && read(&answer).0 == "abcabcab" && text.contains("\"index\":1");
         let refused = text.contains("\"error\"") && text.contains("\"code\"");
-        assert!(relayed || refused, "stream {stream}: {} {text}", answer.line);
+        assert!(passthrough || refused, "stream {stream}: {} {text}", answer.line);
         assert!(answer.whole);
     }
 }

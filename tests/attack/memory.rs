@@ -141,7 +141,7 @@ fn tiny_chunks_cost_no_more_than_their_bytes() {
     goes_back(&proxy, start);
 }
 
-/// A backend that does not read: relayed bodies are not buffered.
+/// A backend that does not read: passed through bodies are not buffered.
 #[test]
 fn a_backend_that_does_not_read_makes_nothing_pile_up() {
     let over = Arc::new(AtomicBool::new(false));
@@ -188,10 +188,10 @@ fn a_backend_that_does_not_read_makes_nothing_pile_up() {
     });
 }
 
-/// Above the limit a completion is relayed unread; above twice the limit it is refused with
+/// Above the limit a completion is passed through unread; above twice the limit it is refused with
 /// `Retry-After`.
 #[test]
-fn short_memory_relays_and_then_refuses_completions() {
+fn short_memory_passes_through_and_then_refuses_completions() {
     let backend = counting();
     let proxy = before(backend.address, "1MiB");
     known(&proxy);
@@ -201,14 +201,14 @@ fn short_memory_relays_and_then_refuses_completions() {
     assert_eq!((answer.text(), answer.field("x-foretell-reason")), (body.len().to_string(), Some("billed")));
 
     let mut held: Vec<Wire> = Vec::new();
-    eventually("a completion is relayed unread", || {
+    eventually("a completion is passed through unread", || {
         held.push(unfinished(&proxy, 200 << 10, 190 << 10));
         let answer = request();
         assert_eq!((answer.status(), answer.text()), (200, body.len().to_string()));
         (answer.field("x-foretell-reason") == Some("memory")).then_some(())
     });
     assert!((3..=10).contains(&held.len()), "{} bodies of 190 KiB in 1 MiB", held.len());
-    assert!(proxy.metric("foretell_requests_total{path=\"relayed\",reason=\"memory\"") >= 1.0);
+    assert!(proxy.metric("foretell_requests_total{path=\"passthrough\",reason=\"memory\"") >= 1.0);
 
     let mut unread: Vec<Wire> = Vec::new();
     let refused = eventually("a completion is refused", || {
@@ -221,7 +221,7 @@ fn short_memory_relays_and_then_refuses_completions() {
     assert_eq!(refused.status(), 503);
     assert!(refused.field("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
     assert_eq!(refused.json()["error"]["code"], "memory");
-    // Requests that are not completions are still relayed.
+    // Requests that are not completions are still passed through.
     assert_eq!(ask(proxy.address, post("/v1/files", "", "abc")).text(), "3");
 
     drop((held, unread));

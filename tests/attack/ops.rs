@@ -24,7 +24,7 @@ fn first_replica(proxy: &Proxy) -> Value {
     proxy.admin_get("/api/replicas").json()["replicas"][0].clone()
 }
 
-/// Runs `check` and `serve` on a process file, from the folder that it is in.
+/// Runs `check` and `serve` on a config file, from the folder that it is in.
 fn refused(files: &[(&str, &str)], wanted: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), files);
@@ -186,7 +186,7 @@ fn the_operators_own_names_for_the_admin_listener_are_taken() {
 // ----------------------------------------------------------------- Configuration
 
 #[test]
-fn the_folder_of_the_policies_is_found_from_the_process_file() {
+fn the_folder_of_the_policies_is_found_from_the_config_file() {
     let folder = tempfile::tempdir().unwrap();
     let quiet = "version: 1\nname: quiet\nmode: off\n";
     for (file, policies) in [
@@ -324,14 +324,14 @@ fn a_dead_backend_shows_everywhere_and_its_return_too() {
     });
     assert_eq!(
         (answer.field("x-foretell-path"), answer.field("x-foretell-reason")),
-        (Some("relayed"), Some("unreachable"))
+        (Some("passthrough"), Some("unreachable"))
     );
     let line = request_line(&proxy, "dead");
     assert_eq!(line["reason"], "unreachable");
     assert!(line["error"].as_str().is_some_and(|error| error.contains("refused")), "{line}");
     let session = proxy.admin_get("/api/sessions").json()["sessions"][0].clone();
     assert!(session["error"].as_str().is_some_and(|error| error.contains("refused")), "{session}");
-    assert!(proxy.metric("foretell_requests_total{path=\"relayed\",reason=\"unreachable\"}") >= 1.0);
+    assert!(proxy.metric("foretell_requests_total{path=\"passthrough\",reason=\"unreachable\"}") >= 1.0);
     assert_eq!(lines(&proxy, "WARN", "b/0").len(), 1, "one line for one transition");
     let _back = Spot::at(address, |_| models());
     eventually("a line that it is up again", || {
@@ -427,7 +427,7 @@ fn readiness_waits_for_a_backend_where_the_operator_wants_it() {
 }
 
 #[test]
-fn a_relayed_answer_that_breaks_off_has_its_cause_in_its_line() {
+fn a_passthrough_answer_that_breaks_off_has_its_cause_in_its_line() {
     let backend = Backend::start(|mut wire, _| {
         wire.stream.set_read_timeout(None).unwrap();
         while let Some(request) = wire.message() {
@@ -678,9 +678,9 @@ fn a_running_proxy_reports_a_missing_key() {
 }
 
 #[test]
-fn a_server_that_is_only_relayed_to_needs_no_key_of_foretells_own() {
+fn a_passthrough_server_needs_no_key_of_foretells_own() {
     let server = locked("Bearer right");
-    for (named, reason) in [("billed: true", "billed"), ("dialect: openai", "no_verify_method")] {
+    for (named, reason) in [("billed: true", "billed"), ("engine: openai", "no_verify_method")] {
         let process =
             format!("backends: [{{ name: b, {named}, replicas: [\"http://{}\"] }}]\n", server.address);
         let proxy = Start::with(&process).start();
@@ -688,7 +688,7 @@ fn a_server_that_is_only_relayed_to_needs_no_key_of_foretells_own() {
             (first_replica(&proxy)["probe"]["conclusion"].to_string().contains("401")).then_some(())
         });
         let body = json!({"model": "m", "prompt": "a", "max_tokens": 2});
-        let answer = ask(proxy.address, completion("relayed", "authorization: Bearer right\r\n", &body));
+        let answer = ask(proxy.address, completion("passthrough", "authorization: Bearer right\r\n", &body));
         assert_eq!((answer.status(), answer.field("x-foretell-reason")), (200, Some(reason)), "{named}");
         assert_eq!(lines(&proxy, "WARN", "b/0"), Vec::<String>::new(), "{named}");
     }
@@ -770,7 +770,7 @@ fn an_unknown_server_is_queried_with_back_off() {
         .collect();
     let pauses: Vec<Duration> = came.windows(2).map(|pair| pair[1] - pair[0]).take(2).collect();
     assert!(pauses[0] > Duration::from_secs(4) && pauses[1] > Duration::from_secs(9), "{pauses:?}");
-    assert_eq!(first_replica(&proxy)["dialect"], "unknown");
+    assert_eq!(first_replica(&proxy)["engine"], "unknown");
 }
 
 #[test]
@@ -805,9 +805,9 @@ fn a_python_server_is_unknown_unless_it_is_mlx() {
     assert!(!told.out.contains("mlx"), "{told:?}");
     let proxy = Start::before(server.address).start();
     let shown = eventually("it has been asked", || {
-        Some(first_replica(&proxy)).filter(|shown| shown["dialect"] != "auto")
+        Some(first_replica(&proxy)).filter(|shown| shown["engine"] != "auto")
     });
-    assert_eq!(shown["dialect"], "unknown");
+    assert_eq!(shown["engine"], "unknown");
     assert!(!shown.to_string().contains("mlx"), "{shown}");
 }
 
@@ -1097,8 +1097,8 @@ fn learnt_state_is_saved_and_restored_and_a_damaged_file_is_ignored() {
     for spoilt in [
         "",
         "{",
-        "{\"version\": 9, \"saved\": 0, \"epochs\": []}",
-        "{\"version\": 1, \"saved\": 0, \"epochs\": []}",
+        "{\"version\": 9, \"saved\": 0, \"engine_starts\": []}",
+        "{\"version\": 1, \"saved\": 0, \"engine_starts\": []}",
     ] {
         std::fs::write(&file, spoilt).unwrap();
         run("costs and acceptance cannot be restored");
@@ -1115,7 +1115,7 @@ fn a_snapshot_that_is_not_a_file_of_this_user_is_left_alone() {
     std::fs::create_dir(at("folder")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
     let mut named = vec!["fifo", "folder", "device"];
-    std::fs::write(at("foreign"), r#"{"version":3,"saved":0,"epochs":[]}"#).unwrap();
+    std::fs::write(at("foreign"), r#"{"version":3,"saved":0,"engine_starts":[]}"#).unwrap();
     // Only root can change the owner of a file; the case is left out for other users.
     if std::os::unix::fs::chown(at("foreign"), Some(65534), None).is_ok() {
         named.push("foreign");

@@ -5,7 +5,7 @@
              [--form both|streamed|whole] [--reasoning] [--precise] [--clients N] [--draws N] [--foretell BIN]
 
 vLLM with `--tool-call-parser hermes` serves a model of `make real-models`, or that of `make
-real-fixture`, which calls tools; in 32 bits with `--precise`. `--server target`: our own target does.
+real-fixture`, which calls tools; in 32 bits with `--precise`. `--server target`: `foretell target` does.
 Foretell knows its parsers and speculates at every token, in drafts of 4. T=0. The first three streams
 stay plain: the parser proves itself on them.
 
@@ -14,8 +14,8 @@ multi-turn         the first TURNS turns of a conversation: question, calls, res
                    side's answers are the history of both
 chat               HumanEval's tasks without tools
 forced             as single, with `tool_choice: required`
-schema             as single, with the schema of its first tool as `response_format`; both before our own
-                   target only: they are passed through elsewhere
+schema             as single, with the schema of its first tool as `response_format`; both with
+                   `foretell target` only: they are passed through elsewhere
 repeat             a call of BFCL's tools to be repeated, after two examples, for models that seldom
                    make one in this form by themselves
 
@@ -324,7 +324,7 @@ def arguments():
     if args.reasoning and args.model != "fixture":
         parser.error("only the fixture has a template that opens a block of reasoning")
     if args.server == "onnx" and (args.reasoning or args.precise or args.model == "qwen"):
-        parser.error("our own target is in 32 bits, and has neither that template nor Qwen")
+        parser.error("foretell target is in 32 bits, and has neither that template nor Qwen")
     if reason := servers.absent(args.server, args.model) or servers.lacks_bfcl():
         sys.exit(f"calls.py: {reason}")
     return args

@@ -5,7 +5,7 @@
              [--requests N] [--turns N] [--json F]
 
 One target (`foretell target`, paced where COSTS are given) and two `foretell serve` in front of it,
-one that speculates as its controller decides and one that only relays; no control group. N clients
+one that speculates as its controller decides and one that only passes requests through; no control group. N clients
 send requests at the same time, each its next prompt when the last one is answered: a SHARE of them
 to the target itself, the others to Foretell. Turns of N requests per client alternate, auto off off
 auto, after one of each that is not counted. Compared are the clients of Foretell in `auto` with

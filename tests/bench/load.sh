@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Speculation under load: the same proxy in `auto` against itself in `mode: off`, in front of our
-# own target at eight times its depth, with 1, 4, 16 and 32 clients.
+# Speculation under load: the same proxy in `auto` against itself in `mode: off`, in front of
+# `foretell target` at eight times its depth, with 1, 4, 16 and 32 clients.
 #
 #   tests/bench/load.sh INFLATED_MODEL_DIR [OUT_DIR]
 #
-# CLIENTS, WORKLOADS, ALTERNATIONS and MAX_TOKENS choose less or more. Exits 2 if a ratio falls
-# short of its bound.
+# CLIENTS, WORKLOADS, ALTERNATIONS and MAX_TOKENS choose less or more. Exits 2 if a
+# required ratio was not met.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 inflated=${1:?model directory}

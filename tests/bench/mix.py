@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""The share of an estimated mix of traffic that may be speculated on, by Foretell's own report.
+"""The share of an estimated mix of traffic that is eligible, by Foretell's own report.
 
     mix.py [--count N] [--clients N] [--server vllm|onnx] [--foretell BIN]
 
 The mix is an estimate for a fleet of one's own, with the agents of 2026 in mind (PARTS: shares in
 percent). Its requests come from HumanEval, MT-bench and BFCL (`make real-models`); the model of `make
 real-fixture`, which calls tools, answers them: behind vLLM with the parser `hermes`, and again with a
-parser of reasoning for that part of the mix, or behind our own target. Foretell knows the parsers, and
+parser of reasoning for that part of the mix, or behind `foretell target`. Foretell knows the parsers, and
 translates the Messages and the Responses API. As on a real server, requests of one application share
 their tools: each part has APPS sets of them. Half of the requests set temperature 0, the others leave it
 to the server; half are streamed.
 
 Foretell counts as may: speculated on, or decoded plainly for a reason that passes (no gain, gates). Not:
-relayed, or plain because a parser has not proved itself yet or a grammar binds the output.
+passed through, or plain because a parser has not proved itself yet or a grammar binds the output.
 
-Exits 2 if fewer than NEEDED of the output tokens may be speculated on: of all before our own target, and before vLLM of
+Exits 2 if fewer than NEEDED of the output tokens are eligible: of all with `foretell target`, and with vLLM of
 those that no grammar binds.
 """
 
@@ -156,7 +156,7 @@ def main():
     every = list(requests(args.count))
     thinking = [one for one in every if one[0] == "reasoning"]
     others = [one for one in every if one[0] != "reasoning"]
-    # Our own target has no template that opens a block of reasoning for this model.
+    # `foretell target` has no template that opens a block of reasoning for this model.
     parts = [(False, every)] if args.server == "onnx" else [(False, others), (True, thinking)]
     counts, rest = collections.Counter(), collections.Counter()
     for thinks, asked in parts:
@@ -165,9 +165,9 @@ def main():
         for one in report["rest"]:
             rest[one["reason"]] += one["tokens"]
     # These are the server's alone there.
-    relayed = rest["structured"] if args.server == "vllm" else 0
-    may = 1 - (sum(rest.values()) - relayed) / (counts["all"] - relayed)
-    figures.table([["output tokens", "may be speculated on", *rest], [str(counts["all"]), f"{may:.3f}", *map(str, rest.values())]])
+    passthrough = rest["structured"] if args.server == "vllm" else 0
+    may = 1 - (sum(rest.values()) - passthrough) / (counts["all"] - passthrough)
+    figures.table([["output tokens", "eligible", *rest], [str(counts["all"]), f"{may:.3f}", *map(str, rest.values())]])
     sys.exit(0 if may >= NEEDED else 2)
 
 

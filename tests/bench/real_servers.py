@@ -14,7 +14,7 @@ import wire  # noqa: E402
 
 CORES = os.environ.get("ENGINE_THREADS", "2")
 CONTEXT = 4096
-# requests that our own target computes concurrently
+# requests that `foretell target` computes concurrently
 LANES = 4
 REAL = engines.CACHE / "real-models"
 PROMPTS, BFCL = REAL / "prompts", REAL / "bfcl"
@@ -42,7 +42,7 @@ PACE = "step=200ms,base=1.35,node=0.025"
 WITH_TOOLS = {("onnx", "fixture"): ("--tool-parser", "hermes", "--pace", PACE), ("vllm", "fixture"): HERMES}
 # a policy that speculates at every token, with a draft of 4
 FORCED = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup }]\ngamma: { fixed: 4 }\nholdback: { start: 0, floor: 0 }\n"
-DIALECTS = {"llama": "llamacpp"}
+ENGINES = {"llama": "llamacpp"}
 # seconds: a machine with other work must not end a run
 STARTED_WITHIN, PROBED_WITHIN = 900, 600
 LOOKUPS = sides.DRAFTERS["lookups"]
@@ -95,7 +95,7 @@ def drafters(model, names):
 
 def start_proxy(stack, kind, model, server, foretell, setting, others=(), kinds=None):
     """Foretell with the lookups in front of a server, once its probe has ended, if it probes."""
-    backend = f"    dialect: {DIALECTS.get(kind, kind)}\n" + exact.VERIFY.get(kind, "")
+    backend = f"    engine: {ENGINES.get(kind, kind)}\n" + exact.VERIFY.get(kind, "")
     if kind != "onnx":
         parsers = ", parsers: { tools: hermes }" if model == "fixture" else ""
         backend += f"    models: [{{ id: {engines.NAME}, tokenizer: {TOKENIZERS[model]}{parsers} }}]\n    probe: {{ within: 2m }}\n"

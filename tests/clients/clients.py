@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Agent frameworks before Foretell: which of their calls may be speculated on, and do users notice?
+"""Agent frameworks in front of Foretell: which of their calls are eligible, and do users notice?
 
     clients.py [--server target|vllm] [--foretell BIN]
 
 Every call of frameworks.py is made twice, direct and through Foretell, which speculates at every token in
 drafts of 4. What the user gets must be the same, errors included, and path, reason and parameter of
-each request those of RELAYED: a call that it does not name may be speculated on. `target` is
+each request those of PASSTHROUGH: a call that it does not name is eligible. `target` is
 `foretell target` with the bundled model, `vllm` the engine with SmolLM2 of `make real-models`, both
 with the tool parser `hermes`. Prints one line per call and the share, exits 1 if one is otherwise.
 
@@ -29,8 +29,8 @@ import frameworks  # noqa: E402
 import real_servers as servers  # noqa: E402
 import sides  # noqa: E402
 
-# (framework, call): reason and parameter for which its requests are relayed
-RELAYED = {
+# (framework, call): reason and parameter for which its requests are passed through
+PASSTHROUGH = {
     ("openai-python", "n"): ("choices", "n"),
     ("openai-python", "responses, a stored one"): ("parameter", "previous_response_id"),
     ("anthropic", "an error"): ("route", None),
@@ -60,10 +60,10 @@ def requests(proxy, after):
 
 
 def told(request):
-    """("path reason", relayed reason and parameter or None) of a request."""
+    """("path reason", passthrough reason and parameter or None) of a request."""
     reason = request.get("reason")
     words = f"{request['path']} ({reason})" if reason else request["path"]
-    return words, (reason, request.get("parameter")) if request["path"] == "relayed" else None
+    return words, (reason, request.get("parameter")) if request["path"] == "passthrough" else None
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def target(foretell, port):
 
 
 def start(stack, args):
-    """(address, model, lines of the process file) of the server."""
+    """(address, model, lines of the config file) of the server."""
     if args.server == "target":
         return stack.enter_context(target(args.foretell, sides.free_port())), "toy", "    probe: { when: never }\n"
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -108,18 +108,18 @@ def main():
                 made = requests(proxy, last)
                 last = made[-1]["number"] if made else last
                 words, reasons = zip(*map(told, made)) if made else ((), ())
-                known = RELAYED if args.server == "target" else RELAYED | PASSED
+                known = PASSTHROUGH if args.server == "target" else PASSTHROUGH | PASSED
                 expected = known.get((framework, name))
-                relayed = {reason for reason in reasons if reason}
-                total, may = total + 1, may + (not relayed)
+                passthrough = {reason for reason in reasons if reason}
+                total, may = total + 1, may + (not passthrough)
                 said = f"{framework}, {name}"
                 print(f"{said:55} {', '.join(dict.fromkeys(words))}", flush=True)
-                if not made or relayed != ({expected} if expected else set()):
-                    wrong.append(f"{said}: {relayed or 'no request'}, expected {expected or 'eligible'}")
+                if not made or passthrough != ({expected} if expected else set()):
+                    wrong.append(f"{said}: {passthrough or 'no request'}, expected {expected or 'eligible'}")
                 same = len(want) == len(have) if (framework, name) in SAMPLED else repr(want) == repr(have)
                 if not same:
                     wrong.append(f"{said}: direct {want!r}, through {have!r}")
-    print(f"\n{may} of {total} calls may be speculated on")
+    print(f"\n{may} of {total} calls are eligible")
     for line in wrong:
         print(line)
     sys.exit(bool(wrong))

@@ -212,7 +212,7 @@ fn the_command_reports_shortfalls_and_its_exit_code() {
     };
     let (exit, out) = run(&[&good]);
     assert_eq!(exit, Exit::Done);
-    assert!(out.starts_with("t: a test\n  ratio ") && !out.contains("FELL SHORT"), "{out}");
+    assert!(out.starts_with("t: a test\n  ratio ") && !out.contains("NOT MET"), "{out}");
     let json = std::fs::read_to_string(folder.path().join("out.json")).expect("JSON");
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert!(json["tables"][0]["figures"]["ratio"].as_f64().is_some_and(|ratio| ratio > 0.9), "{json}");
@@ -221,8 +221,11 @@ fn the_command_reports_shortfalls_and_its_exit_code() {
     assert_eq!(page.matches("<svg").count(), 4);
     assert!(!page.contains("http://") && !page.contains("<script"));
     let (exit, out) = run(&[&good, &short]);
-    assert_eq!(exit, Exit::FellShort);
-    assert!(out.contains("FELL SHORT") && out.ends_with("1 of 2 tables fell short\n"), "{out}");
+    assert_eq!(exit, Exit::RequirementNotMet);
+    assert!(
+        out.contains("NOT MET") && out.ends_with("1 of 2 tables have a figure that was not met\n"),
+        "{out}"
+    );
     assert_eq!(
         run(&[&good, &wrong]),
         (Exit::Usage, String::new()),
@@ -241,7 +244,7 @@ fn a_set_of_tables_is_compared_with_every_fixed_gamma_on_request() {
     let mut out = Vec::new();
     let done = command::run(&SimArgs { fixed: true, ..args(&[&table], folder.path()) }, &mut out);
     let said = String::from_utf8(out).expect("text");
-    assert_eq!(done == Exit::FellShort, said.contains("BEATEN"), "{said}");
+    assert_eq!(done == Exit::RequirementNotMet, said.contains("BEATEN"), "{said}");
     let last = said.lines().last().expect("a line");
     assert!(last.starts_with("1 tables, our tokens per second") && last.contains("fixed 31 "), "{said}");
 }

@@ -73,7 +73,7 @@ def containers(spec):
 
 
 def process(objects):
-    """The process file of the rendered objects, parsed."""
+    """The config file of the rendered objects, parsed."""
     return yaml.safe_load(the(objects, "ConfigMap", "llm-foretell")["data"]["foretell.yaml"])
 
 
@@ -87,7 +87,7 @@ def port(address):
 
 
 def seconds(text):
-    """A duration of a process file."""
+    """A duration of a config file."""
     number, unit = re.fullmatch(r"(\d+)(ms|s|m|h)", text).groups()
     return int(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[unit]
 
@@ -220,7 +220,7 @@ CONFINED = ["unshare", "--mount", "sh", "-c", 'mount -o remount,bind,ro / && cd 
 
 
 class Foretell:
-    """A live Foretell with the process file and the policies of rendered objects.
+    """A live Foretell with the config file and the policies of rendered objects.
 
     Its addresses are changed to free ports, and its `drain.delay`, which only gives other machines
     time, to zero."""

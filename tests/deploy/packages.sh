@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs each package in an empty place, puts it before a server, and asks it: the wheel in an
+# Installs each package in an empty place, puts it in front of a server, and asks it: the wheel in an
 # empty venv, the .deb unpacked, the image as a container. Prints a line for each.
 #
 #   packages.sh [wheel|deb|image …]      all of them unless named

@@ -1,4 +1,4 @@
-"""compose.yaml: valid, confined, consistent with process file, Prometheus and Grafana's folders."""
+"""compose.yaml: valid, confined, consistent with config file, Prometheus and Grafana's folders."""
 
 import os
 import pathlib

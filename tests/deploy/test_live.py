@@ -1,4 +1,4 @@
-"""A live Foretell with the process file of the manifests.
+"""A live Foretell with the config file of the manifests.
 
 Covers `check`, probes, the engine's preStop and the image's health check.
 """
@@ -19,7 +19,7 @@ TOKEN_IN_THE_POD = "/run/secrets/foretell/admin-token"
 
 
 def checked(process, policies):
-    """Output of `foretell check` for a process file with policies in the same folder; must
+    """Output of `foretell check` for a config file with policies in the same folder; must
     succeed."""
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

@@ -1,4 +1,4 @@
-"""The chart renders, the plain manifests equal its output, both are valid and fit the process file."""
+"""The chart renders, the plain manifests equal its output, both are valid and fit the config file."""
 
 import re
 import tempfile
@@ -138,7 +138,7 @@ class Agreement(unittest.TestCase):
             for volume in ("process", "policies"):
                 kit.the(objects, "ConfigMap", volumes[volume]["configMap"]["name"])
 
-    def test_the_tokenizer_is_where_the_process_file_looks_for_it(self):
+    def test_the_tokenizer_is_where_the_config_file_looks_for_it(self):
         for shape in kit.SHAPES:
             for settings in ((), ("tokenizer.volume.persistentVolumeClaim.claimName=models",)):
                 objects = kit.rendered(shape, *settings)
@@ -155,7 +155,7 @@ class Agreement(unittest.TestCase):
             if shape == "gateway":
                 self.assertEqual(len(kit.the(without, "NetworkPolicy")["spec"]["egress"]), 2)
 
-    def test_secrets_are_files_where_the_process_file_and_the_hook_look_for_them(self):
+    def test_secrets_are_files_where_the_config_file_and_the_hook_look_for_them(self):
         for shape in kit.SHAPES:
             objects = kit.rendered(shape, *SECRETS)
             process, pod = kit.process(objects), kit.pod(objects)
@@ -222,7 +222,7 @@ class Sidecar(unittest.TestCase):
             self.assertIn(f"--port={listens}", words)
             self.assertIn("--host=0.0.0.0", words, "the rollback sends clients to the pod's address")
 
-    def test_an_edit_of_the_process_file_restarts_no_engine(self):
+    def test_an_edit_of_the_config_file_restarts_no_engine(self):
         template = lambda *settings: kit.the(kit.rendered("sidecar-vllm", *settings), "Deployment")["spec"]["template"]
         self.assertEqual(template(), template("process.mode=auto"))
         self.assertEqual(template(), template("process.drain.grace=200s"))

@@ -1,4 +1,4 @@
-"""nginx and Envoy in front of a server of events, and of Foretell: no event is held back.
+"""nginx and Envoy in front of a server of events, and of Foretell: no event is withheld.
 
 The server sends event k+1 when the client has event k, so a proxy that holds one back would hold
 the stream up for ever.

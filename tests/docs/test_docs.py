@@ -314,7 +314,7 @@ class Stand(unittest.TestCase):
 
 
 def is_policy(text):
-    """True if a snippet is (a part of) a policy file rather than of the process file."""
+    """True if a snippet is (a part of) a policy file rather than of the config file."""
     if re.search(r"^corpus: \{ (record|share): true \}", text, re.M):
         return True
     if re.search(r"^(backends|listen|observe|limits|corpus|admin|tenant|timeouts):", text, re.M):

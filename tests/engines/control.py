@@ -17,7 +17,7 @@ unguessable                    the prompts of hostile at temperature 1.2 without
                                against the engine alone
 
 For each requirement on the controller it prints that it is met (`ok`) or not (`short`), or why it
-does not apply (`–`). Exits 2 if one falls short, a request failed, or, on llama-server, a text at
+does not apply (`–`). Exits 2 if one was not met, a request failed, or, on llama-server, a text at
 temperature 0 differs from the engine's own; vLLM inflated computes in bf16, where the size of a
 batch may change a text.
 """
@@ -42,7 +42,7 @@ REQUESTS, UNGUESSABLE_REQUESTS = 25, 30
 PROMPTS = {UNGUESSABLE: "hostile"}
 TEMPERATURE = {UNGUESSABLE: 1.2}
 HEADER = "x-workload"
-DIALECTS = {"llama": "llamacpp", "vllm": "vllm"}
+ENGINES = {"llama": "llamacpp", "vllm": "vllm"}
 # on two cores a call with a long prompt takes seconds
 LIMITS = "    probe: { within: 2m }\n"
 PROBED_WITHIN = 180
@@ -61,7 +61,7 @@ def prompts(workload, tokens):
 
 def start_proxy(stack, kind, target, setting, args):
     """Foretell with one setting and a policy for each workload, and the report of its probe."""
-    backend = (f"    dialect: {DIALECTS[kind]}\n" + exact.VERIFY.get(kind, "") + exact.MODELS.format(root=engines.ROOT)
+    backend = (f"    engine: {ENGINES[kind]}\n" + exact.VERIFY.get(kind, "") + exact.MODELS.format(root=engines.ROOT)
                + LIMITS)
     policies = {name: sides.policy(name, speed.DRAFTERS[PROMPTS.get(name, name)], setting,
                                    f"match: {{ headers: {{ {HEADER}: [{name}] }} }}\n") for name in args.workloads}

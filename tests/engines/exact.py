@@ -303,7 +303,7 @@ listen: [{{ address: "127.0.0.1:{port}", tls: null }}]
 admin: {{ address: "127.0.0.1:{admin}" }}
 backends:
   - name: engine
-    dialect: {dialect}
+    engine: {engine}
     replicas: ["{url}"]
 {verify}{models}drafters:
   draft-same: {{ path: {root}/onnx/models/draft-same, device: auto, slots: 16, context: 2048 }}
@@ -357,9 +357,9 @@ class Run:
         policies.mkdir(parents=True, exist_ok=True)
         (policies / "forced.yaml").write_text(self.policy)
         models = "" if self.kind == "onnx" else MODELS.format(root=engines.ROOT)
-        dialect = {"llama": "llamacpp"}.get(self.kind, self.kind)
+        engine = {"llama": "llamacpp"}.get(self.kind, self.kind)
         config = self.out / f"{self.kind}.yaml"
-        config.write_text(CONFIG.format(port=self.front, admin=self.admin, dialect=dialect, url=self.url,
+        config.write_text(CONFIG.format(port=self.front, admin=self.admin, engine=engine, url=self.url,
                                         root=engines.ROOT, policies=policies, models=models,
                                         verify=VERIFY.get(self.kind, "")))
         try:

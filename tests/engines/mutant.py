@@ -4,7 +4,7 @@
     mutant.py accept-all|slip|honest KIND ENGINE_URL [--port N]
 
     accept-all   speculates from the request's own text and accepts every draft unseen
-    slip         relays, but replaces about one token in a hundred and continues from there
+    slip         passes answers through, but replaces about one token in a hundred and continues from there
     honest       speculates from the same text and keeps a draft only where the engine itself drew it
 
 Serves /v1/completions and /v1/chat/completions, streamed in one event per answer.

@@ -117,7 +117,7 @@ def of_rest(report):
 
 
 def short(report):
-    """Failures of a run: requirements that fell short, requests that failed, texts that differ."""
+    """Failures of a run: requirements that were not met, requests that failed, texts that differ."""
     parts = {**report["workloads"], UNGUESSABLE: report.get(UNGUESSABLE) or {}}
     wrong = [f"{name}: {words}" for name, part in parts.items() for words in part.get("wrong", [])]
     wrong += [f"rest: {words}" for words in report.get("rest", {}).get("wrong", [])]

@@ -149,7 +149,7 @@ def forced(url, through, model, count):
         if any((of.text, of.finish) != (want.text, want.finish) for of in (got, streamed)):
             different.append({"body": body, "direct": want.text, "through": got.text, "streamed": streamed.text})
     summary = f"{len(different)} of {count} texts differ; {paths}; {accepted} of {drafted} drafted tokens accepted"
-    ok = not different and not any(key.startswith("relayed") for key in paths) and "speculated" in paths
+    ok = not different and not any(key.startswith("passthrough") for key in paths) and "speculated" in paths
     return {"ok": ok, "summary": summary, "different": different}
 
 
@@ -158,7 +158,7 @@ def auto(through, pages, model):
     replica = wire.call(pages, "/api/replicas")["replicas"][0]
     pays, says = replica["probe"]["pays"], replica["probe"]["conclusion"]
     ways = sorted({f"{path} {reason}".strip() for path, reason in own})
-    good = ways == ["plain no_gain"] and "not pay" in says if pays is False else "relayed" not in str(ways)
+    good = ways == ["plain no_gain"] and "not pay" in says if pays is False else "passthrough" not in str(ways)
     return {"ok": good, "summary": f"{', '.join(ways)}; page: {says}"}
 
 

@@ -29,14 +29,14 @@ import record
 TURNS = 40
 OFF, OBSERVE = "mode: off\n", "mode: observe\n"
 PLAIN = exact.FORCED.replace("gamma: { fixed: 4 }", "gamma: { max: 4 }")
-# name: lines of the process file, policy, header fields
+# name: lines of the config file, policy, header fields
 MODES = {
     "off": (OFF, exact.FORCED, {}),
     "observe": (OBSERVE, exact.FORCED, {}),
     "shadow": ("", exact.FORCED.replace("mode: auto", "mode: shadow"), {}),
     "plain": ("", exact.FORCED.replace("mode: auto", "mode: plain"), {}),
     "header": ("", exact.FORCED, {"x-foretell": "plain"}),
-    # the control group: plain, but sent as a request that may be speculated on
+    # the control group: plain, but sent as an eligible request
     "auto": ("", PLAIN.replace("{ start: 0, floor: 0 }", "{ start: 1, floor: 1 }"), {}),
     "forced": ("", exact.FORCED, {}),
 }
@@ -220,7 +220,7 @@ class Sidecar:
         (folder / "policies/forced.yaml").write_text(policy)
         front, admin = engines.free_port(), engines.free_port()
         self.through = f"http://127.0.0.1:{front}"
-        text = exact.CONFIG.format(port=front, admin=admin, dialect={"llama": "llamacpp"}.get(kind, kind), url=url,
+        text = exact.CONFIG.format(port=front, admin=admin, engine={"llama": "llamacpp"}.get(kind, kind), url=url,
                                    root=engines.ROOT, policies=folder / "policies", models=exact.MODELS.format(root=engines.ROOT),
                                    verify=exact.VERIFY.get(kind, ""))
         config = folder / "foretell.yaml"

@@ -89,7 +89,7 @@ ADDITIONS = {
         ("src/engines/dialect.rs", "pub const ALL: [Self; 11]", None, "pub const ALL: [Self; 12]"),
         ("src/engines/dialect.rs", "        Self::OpenAi,\n        Self::Ollama,", "        Self::Tabby,\n"),
         ("src/engines/dialect.rs", '            Self::OpenAi => "openai",', '            Self::Tabby => "tabby",\n'),
-        ("src/engines/dialect.rs", "            Self::OpenAi => &relayed", "            Self::Tabby => &tabby::Tabby,\n"),
+        ("src/engines/dialect.rs", "            Self::OpenAi => &passthrough", "            Self::Tabby => &tabby::Tabby,\n"),
     ],
     "accept rule": [
         ("src/core/session/accept/rule.rs", "    /// Typical acceptance (Medusa", "    /// Half of what EARS adds.\n    Half,\n"),
@@ -101,8 +101,8 @@ ADDITIONS = {
     "metric": [
         ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',
          '        counter LONG = "foretell_long_answers_total" [] "Answers of more than 1,000 tokens.";\n'),
-        ("src/foretell/observe/metrics/requests.rs", "    holdback: IntCounterVec,\n}", "    long: IntCounter,\n"),
-        ("src/foretell/observe/metrics/requests.rs", "            holdback: new.register(",
+        ("src/foretell/observe/metrics/requests.rs", "    control_group: IntCounterVec,\n}", "    long: IntCounter,\n"),
+        ("src/foretell/observe/metrics/requests.rs", "            control_group: new.register(",
          "            long: new.register(make::counter(metric::LONG))?,\n"),
         ("src/foretell/observe/metrics/requests.rs", "        if finished.client_gone {\n            self.disconnects.inc();",
          "        if finished.usage.output_tokens > 1_000 {\n            self.long.inc();\n        }\n"),
@@ -123,7 +123,7 @@ accept: { rule: half, tolerance: { max: 0.1 } }
 gates: { prompt: 100 }
 """
 PROCESS = """version: 1
-backends: [{ name: a, dialect: tabby, replicas: ["http://127.0.0.1:1"], models: [{ id: m, tokenizer: backend }] }]
+backends: [{ name: a, engine: tabby, replicas: ["http://127.0.0.1:1"], models: [{ id: m, tokenizer: backend }] }]
 policies: { dir: policies }
 """
 

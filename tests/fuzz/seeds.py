@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the seed corpus of every fuzz target from files of the repository.
 
-These are answers recorded from real engines, policies, the process file, tokenizers and templates
+These are answers recorded from real engines, policies, the config file, tokenizers and templates
 of the bundled models.
 
     tests/fuzz/seeds.py FOLDER
@@ -157,7 +157,7 @@ def snapshot():
                                       "ids": list(range(60))} | more).encode() + b"\n"
     yield "texts", b"\0" + line() + line(tenant=None, owner="t", ids=[1, 2, 3] * 30)
     yield "raw", b"\1" + b'{"version":1,"saved":0,"sha256":"00"}\n' + line()
-    yield "learnt", b'\2{"now":1000000,"costs":{},"accounts":{},"epoch":{}}'
+    yield "learnt", b'\2{"now":1000000,"costs":{},"accounts":{},"engine_start":{}}'
     for number in range(16):
         yield "changed", b"\3" + b"".join(bytes([at, at * 7 % 256, at % 5, number, number]) for at in range(12))
 
@@ -200,7 +200,7 @@ def config():
         yield path.stem, process + SEPARATOR + path.read_bytes()
     both = [path.read_bytes() for path in sorted((ROOT / "policies").rglob("*.yaml"))[:2]]
     yield "two", process + SEPARATOR + SEPARATOR.join(both)
-    for table in ("bad-process.txt", "bad-policy.txt"):
+    for table in ("bad-config.txt", "bad-policy.txt"):
         for at, case in enumerate((ROOT / "tests/unit/config" / table).read_text().split("=== ")[1:]):
             text = case.split("\n", 1)[1].split("--- errors")[0].encode()
             yield f"{table}-{at}", text if "process" in table else process + SEPARATOR + text

@@ -47,7 +47,7 @@ def values():
     rows = re.findall(r"^\| `([^`]+)` \| [^|]* \| ([^|]*) \|$", REFERENCE.read_text().split("## Labels")[1], re.M)
     found = {}
     for label, said in rows:
-        if "`" in said:  # rows such as `reason (path relayed)` share the label
+        if "`" in said:  # rows such as `reason (path passthrough)` share the label
             found.setdefault(label.partition(" (")[0], set()).update(re.findall(r"`([^`]+)`", said))
     return found
 

@@ -41,7 +41,7 @@ backends:
     replicas: ["http://127.0.0.1:{first}", "http://127.0.0.1:{second}"]
     models: [{{ id: {model} }}]
   - name: hosted
-    dialect: openai
+    engine: openai
     replicas: ["http://127.0.0.1:{hosted}"]
     models: [{{ id: hosted-model }}]
 drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: 1, context: 1024 }} }}
@@ -64,13 +64,13 @@ accept: { rule: ears, tolerance: { max: 0.5 }, max_drift: 1, max_drift_rate: 0.5
 match: { headers: { x-kind: [shadow] } }
 drafters: [{ kind: prompt_lookup }]
 """,
-    # half is held back, so that there are pairs to compare soon, and no loss ends the comparison
+    # half is the control group, so that there are pairs to compare soon, and no loss ends the comparison
     "40-rest": """drafters: [{ kind: prompt_lookup }]
 gates: { control: 10, reprobe: 1s }
 holdback: { start: 0.5, floor: 0.5 }
 """,
 }
-# A request for a hosted service, which is relayed.
+# A request for a hosted service, which is passed through.
 HOSTED = {"model": "hosted-model", "max_tokens": 4, "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}
 SCRAPES = """global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}
 rule_files: ["{rules}"]

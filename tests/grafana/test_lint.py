@@ -51,7 +51,7 @@ class Expressions(unittest.TestCase):
             "foretell_overhead_seconds",
             "sum by (gate) (foretell_requests_total)",
             "sum by (reason) (sum(foretell_requests_total))",
-            'foretell_holdback_requests_total{path="plain"}',
+            'foretell_control_group_requests_total{path="plain"}',
             'foretell_gate_open{gate="lod"}',
             'foretell_requests_total{reason="tols"}',
             "rate(foretell_mode[5m])",

@@ -68,10 +68,10 @@ describe("what it shows", () => {
     assert.match(await text(page, "#groups"), /projected: \d/);
     assert.match(await text(page, "#tiles"), /tokens\/s/);
     assert.match(await text(page, "#problems"), /Replica spare\/0 at http:\S+ is down: .*refused/);
-    assert.match(await text(page, "#reasons"), /held back as control group · holdback.*\d+ \(\d/s);
+    assert.match(await text(page, "#reasons"), /in the control group, which is decoded plainly · control_group.*\d+ \(\d/s);
     assert.match(await text(page, "#reasons"), /the server parses tool calls, and no parser for them is configured here \(docs\/agents\.md\) · tools/);
     assert.match(await text(page, "#gates"), /closed/);
-    assert.match(await text(page, "#gates-why"), /health at spare\/0: the replica is not healthy \(.*ide-code.*\)/);
+    assert.match(await text(page, "#gates-why"), /health at spare\/0: the replica is down or disabled, or its circuit breaker is open \(.*ide-code.*\)/);
     assert.match(await text(page, "#drafters"), /prompt lookup.*model|model.*prompt lookup/s);
     assert.match(await text(page, "#replica-list"), /target\/0\s*ready\s*closed\s*onnx/);
     assert.match(await text(page, "#replica-list"), /a plain token [\d.]+ (ms|µs)/);
@@ -97,7 +97,7 @@ describe("what it shows", () => {
     assert.equal(drawn.length, sums.drafters.length);
     const report = await serve.api("/api/coverage");
     assert.equal(await text(page, "#coverage-told"), `${report.sentence}.`);
-    assert.match(report.sentence, /of your output tokens may be speculated on/);
+    assert.match(report.sentence, /of your output tokens are eligible/);
     const covered = await page.locator("#covered tbody tr").allInnerTexts();
     assert.equal(covered.length, Math.min(report.rows.length, 12));
     const { path, route, tokens } = report.rows[0];
@@ -368,7 +368,7 @@ describe("what may go wrong", () => {
     await own.ask(workload("completion")[0]);
     await page.locator("#session-list button").first().waitFor();
     await own.kill();
-    await page.locator("#stale", { hasText: "No answer from Foretell: it cannot be reached. The data shown is of" }).waitFor();
+    await page.locator("#stale", { hasText: "No answer from Foretell: the process cannot be reached. The data shown is of" }).waitFor();
     assert.equal(await page.locator("#session-list button").count(), 1, "what was shown stays");
     await own.run();
     await page.locator("#stale").waitFor({ state: "hidden" });

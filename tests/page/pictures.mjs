@@ -16,7 +16,7 @@ import { FORETELL, ROOT, Serve, startTarget, until, workload } from "./proxy.mjs
 const IMAGES = join(ROOT, "docs/images");
 /** Pathspecs of the files that determine the words and the layout of the pictures. */
 const DEPENDS_ON = [
-  "src/core/words/gate.rs", "src/core/words/plain_reason.rs", "src/core/words/relay_reason.rs", "src/foretell/admin/page",
+  "src/core/words/gate.rs", "src/core/words/plain_reason.rs", "src/core/words/passthrough_reason.rs", "src/foretell/admin/page",
   "src/foretell/bench/about.rs", "src/foretell/bench/html.rs", "src/foretell/bench/report.rs", "tests/page/pictures.mjs",
 ];
 /** Maximum size of both pictures together, bytes. */

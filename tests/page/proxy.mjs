@@ -73,7 +73,7 @@ export async function startTarget(pace = "step=12ms,base=1.35,node=0.025") {
   throw new Error(`no target by ${FORETELL}: ${child.failed?.message ?? child.log}`);
 }
 
-/** A `foretell serve` before the target, and before a backend that is not there. */
+/** A `foretell serve` in front of the target, and of a backend that is not there. */
 export class Serve {
   static async start(target, { token, policies = POLICIES, spare = true } = {}) {
     const serve = new Serve();
@@ -89,8 +89,8 @@ export class Serve {
 listen: [{ address: "127.0.0.1:${serve.port}" }]
 admin: { address: "127.0.0.1:${serve.admin}"${token === undefined ? "" : `, token_file: ${join(serve.folder, "token")}`} }
 backends:
-  - { name: target, dialect: onnx, replicas: ["http://${target.address}"], default: true, probe: { when: ready } }
-${spare ? `  - { name: spare, dialect: onnx, replicas: ["http://127.0.0.1:${await freePort()}"], models: [{ id: spare }] }\n` : ""}\
+  - { name: target, engine: onnx, replicas: ["http://${target.address}"], default: true, probe: { when: ready } }
+${spare ? `  - { name: spare, engine: onnx, replicas: ["http://127.0.0.1:${await freePort()}"], models: [{ id: spare }] }\n` : ""}\
 drafters: { draft-same: { path: ${join(ROOT, "onnx/models/draft-same")}, slots: 8, context: 2048 } }
 policies: { dir: ${serve.policies} }
 drain: { delay: 0s, grace: 1s }

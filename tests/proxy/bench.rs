@@ -164,20 +164,20 @@ async fn failed_requests_are_counted_and_reported(#[case] fault: Fault, #[case] 
         pair(Behaviour::default(), Behaviour { fails_every: Some((5, fault)), ..SPECULATING }).await;
     let more = ["--alternations", "4", "--require", "*.failures<=0"];
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 10), &more).await;
-    assert_eq!(exit, Exit::FellShort, "{out}");
+    assert_eq!(exit, Exit::RequirementNotMet, "{out}");
     assert!(out.contains(&format!("4 of the through requests failed; first: {message}")), "{out}");
     assert!(out.contains("0/20 → 4/20"), "{out}");
 }
 
 #[tokio::test]
-async fn an_outcome_below_the_threshold_falls_short() {
+async fn an_outcome_below_the_threshold_is_not_met() {
     let folder = TempDir::new().unwrap();
     let (direct, through) = pair(Behaviour::default(), Behaviour { lies: true, ..SPECULATING }).await;
     let more = ["--alternations", "2", "--require", "*.identical>=1,code>=0.0001,code.gain>=0.8"];
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 10), &more).await;
-    assert_eq!(exit, Exit::FellShort);
+    assert_eq!(exit, Exit::RequirementNotMet);
     assert!(out.contains("outputs differ on prompts 1, 2, 3"), "{out}");
-    let short: Vec<_> = out.lines().filter(|line| line.starts_with("FELL SHORT: ")).collect();
+    let short: Vec<_> = out.lines().filter(|line| line.starts_with("NOT MET: ")).collect();
     assert_eq!(short.len(), 2, "{out}");
     assert!(short[0].ends_with("identical 0.000, required >= 1") && short[1].contains("gain not measured"));
 }

@@ -15,7 +15,7 @@ pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lo
 
 /// A policy whose requests are all plain, as the control group of one that speculates: the proxy
 /// sends its own calls, and it continues an answer whose first call breaks off.
-pub const HELD_BACK: &str = "version: 1\nname: held\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
+pub const CONTROL_GROUP: &str = "version: 1\nname: held\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8 }\nholdback: { start: 1, floor: 1 }\n";
 
 /// The value of a series, or the sum of all series if the metric is named without labels.

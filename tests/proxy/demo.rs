@@ -84,7 +84,7 @@ async fn different_texts_are_both_shown_and_fall_short() {
     let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(liar).await);
     let folder = workloads();
     let (exit, out) = demo(&direct, &through, folder.path(), Canvas::plain()).await;
-    assert_eq!(exit, Exit::FellShort);
+    assert_eq!(exit, Exit::RequirementNotMet);
     assert!(out.contains("THE TEXTS DIFFER") && out.contains("0 of 3 texts are the same both ways"), "{out}");
     assert!(out.contains("  [plain]\n  w") && out.contains("  [foretell]\n  w"), "{out}");
 }

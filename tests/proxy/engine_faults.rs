@@ -2,7 +2,7 @@
 //! engine behind the real proxy. No hang, no panic and no wrong token: the text is that of the
 //! engine alone, or the answer says that it broke off.
 
-use crate::client::HELD_BACK;
+use crate::client::CONTROL_GROUP;
 use std::time::Duration;
 
 use foretell::app::Running;
@@ -341,7 +341,7 @@ async fn an_engine_that_goes_silent_repeatedly_is_given_up_with_an_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_first_call_is_dropped_and_the_text_is_continued() {
-    let house = House::under(HELD_BACK).await;
+    let house = House::under(CONTROL_GROUP).await;
     for (stream, count) in [(true, "1"), (false, "2")] {
         let plain = read(&house.ask(false, stream).await);
         house.engine.house.faults.clear();
@@ -353,20 +353,20 @@ async fn a_silent_first_call_is_dropped_and_the_text_is_continued() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_engine_is_a_new_epoch_and_is_identified_anew() {
+async fn a_restarted_engine_is_a_new_engine_start_and_is_identified_anew() {
     let house = House::build().await;
     let admin = house.proxy.gateway.admin.unwrap();
-    let epoch = async || {
+    let engine_start = async || {
         let request = "GET /api/replicas HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let answer = Wire::connect(admin).await.ask(request).await.json();
-        answer["replicas"][0]["epoch"].as_str().unwrap_or_default().to_owned()
+        answer["replicas"][0]["engine_start"].as_str().unwrap_or_default().to_owned()
     };
-    let before = epoch().await;
+    let before = engine_start().await;
     assert!(before.contains("toy"), "{before}");
     house.engine.restart();
     let asked = tokio::time::Instant::now();
-    while epoch().await == before {
-        assert!(asked.elapsed() < PATIENCE, "the old epoch still stands");
+    while engine_start().await == before {
+        assert!(asked.elapsed() < PATIENCE, "the old engine start still stands");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let (plain, got) = (read(&house.ask(false, false).await), read(&house.ask(true, false).await));

@@ -8,4 +8,4 @@ mod errors;
 mod golden;
 mod handover;
 mod house;
-mod relay;
+mod passthrough;

@@ -1,4 +1,4 @@
-//! Control groups, projected speedup and plain windows, as an operator sees them.
+//! Control groups and projected speedup, as an operator sees them.
 
 pub mod house;
 mod kept;

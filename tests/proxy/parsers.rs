@@ -22,7 +22,7 @@ use foretell_onnx::target::server::App;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 
-use crate::client::{FORCED, HELD_BACK, panics, watch_panics};
+use crate::client::{CONTROL_GROUP, FORCED, panics, watch_panics};
 use crate::end_to_end::model::{self, Babble};
 use crate::fakes::fault::{Fault, When};
 use crate::fakes::house::{Hermes, Script};
@@ -65,7 +65,7 @@ impl Server {
         Vllm::new(Options { scale_out, prompt_tokens_details: true, setup, ..Options::of(version) })
     }
 
-    /// Our own target with the same parser, whose model always writes this text.
+    /// `foretell target` with the same parser, whose model always writes this text.
     async fn own(text: &str) -> Self {
         let words = tempfile::tempdir().unwrap();
         let tokenizer = model::words(words.path());
@@ -110,7 +110,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A proxy before this server that speculates at every token.
+    /// A proxy in front of this server that speculates at every token.
     async fn of(server: Server) -> Self {
         Self::rendered(server, "").await
     }
@@ -419,7 +419,7 @@ async fn a_proven_parser_stands_in_for_a_page_that_fails() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_pieces_of_a_stream_make_a_whole_answer(#[case] text: String) {
     let server = Server::vllm(&text, Hermes::AsRead, LATEST).await;
-    let scene = Scene::under(server, "", HELD_BACK).await;
+    let scene = Scene::under(server, "", CONTROL_GROUP).await;
     let Server::Vllm(fake) = &scene.server else { unreachable!() };
     fake.house.faults.always(When::path(DERENDER), Fault::Status(500));
     for most in [MOST, scene.server.length(&text)] {
@@ -464,9 +464,9 @@ async fn another_server_renders() {
     let scene = Scene::rendered(Server::Vllm(closed), &line).await;
     let none = json!({});
     let path = || async { ask_whole(scene.proxy.gateway.addresses[0], &none).await.1.0 };
-    assert_eq!(path().await, "relayed");
+    assert_eq!(path().await, "passthrough");
     renders.revive();
-    until(PATIENCE, || async { path().await != "relayed" }).await;
+    until(PATIENCE, || async { path().await != "passthrough" }).await;
     for _ in 0..3 {
         assert_eq!(scene.through(&none).await.parts, scene.direct(&none).await.parts);
     }
@@ -749,7 +749,7 @@ async fn a_server_that_parses_differently_is_left_alone() {
 #[case::strict_of_an_older("0.31.0", json!({"tools": strict_tools()}), ["structured", "tools"])]
 #[case::a_format_besides_tools(LATEST, json!({"response_format": {"type": "json_object"}}), ["structured", "response_format"])]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn others_are_relayed_by_name(
+async fn others_are_passed_through_by_name(
     #[case] version: &'static str,
     #[case] more: Value,
     #[case] told: [&str; 2],
@@ -764,6 +764,6 @@ async fn others_are_relayed_by_name(
     let message = Wire::connect(scene.proxy.gateway.addresses[0]).await.ask(post).await;
     let names = ["x-foretell-path", "x-foretell-reason", "x-foretell-parameter"];
     let said = names.map(|name| message.head.get(name).unwrap_or_default());
-    assert_eq!(said, ["relayed", told[0], told[1]], "{}", message.text());
+    assert_eq!(said, ["passthrough", told[0], told[1]], "{}", message.text());
     assert_eq!(scene.server.fatal(), Vec::<String>::new());
 }

@@ -2,9 +2,9 @@
 //! binary agree.
 
 mod engines;
+mod passthrough;
 mod plain;
 pub mod proxy;
-mod relayed;
 pub mod scene;
 mod sources;
 mod told;

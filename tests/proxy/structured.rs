@@ -31,7 +31,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// `model`: more of the model in the process file, `backend`: more lines of its backend.
+    /// `model`: more of the model in the config file, `backend`: more lines of its backend.
     pub async fn with(options: Options, policies: &[&str], model: &str, backend: &str) -> Self {
         watch_panics();
         let engine = Fake::start(Vllm::new(options)).await;
@@ -66,7 +66,7 @@ impl Scene {
         let got = self.through(ask).await;
         let head = |name: &str| got.message.head.get(name).unwrap_or_default().to_owned();
         let told = ["path", "reason", "parameter"].map(|name| head(&format!("x-foretell-{name}")));
-        assert_eq!(told, ["relayed", "structured", parameter], "{ask:?}");
+        assert_eq!(told, ["passthrough", "structured", parameter], "{ask:?}");
         // Above temperature 0 without a seed two answers differ.
         if ask.fields["temperature"] == 0 {
             assert_eq!((&got.plain, &got.ids), (&want.plain, &want.ids), "{ask:?}");

@@ -1,7 +1,7 @@
 //! Eligibility of requests for speculation: every parameter of the table at a harmless and at a
 //! harmful value, every reason, and the parsed form of an eligible request.
 
-use foretell_core::words::{Refused, RelayReason as R};
+use foretell_core::words::{PassthroughReason as R, Refused};
 use foretell_engines::openai::parameters::{Field, Plain, TABLE, Treatment, find};
 use foretell_engines::openai::{Judgement, Prompt, Request, Route, judge, understand};
 use rstest::rstest;
@@ -34,7 +34,7 @@ fn with(route: Route, name: &str, value: &Value) -> String {
 fn result(route: Route, body: &str) -> Result<Request, (R, Option<String>)> {
     match judge(route, body.as_bytes()) {
         Judgement::Eligible(request) => Ok(*request),
-        Judgement::Relay { reason, parameter } => Err((reason, parameter)),
+        Judgement::Passthrough { reason, parameter } => Err((reason, parameter)),
     }
 }
 
@@ -108,7 +108,9 @@ fn every_row_of_the_table_is_applied() {
                     }
                     assert_eq!(judged(&json!("something else")), refused(reason), "{}", row.name);
                 }
-                Treatment::Relay(reason) => assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name),
+                Treatment::Passthrough(reason) => {
+                    assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name);
+                }
             }
         }
     }
@@ -308,7 +310,7 @@ fn explaining_lists_every_parameter_and_not_only_the_first() {
 fn every_reason_has_a_name_of_its_own() {
     let names: std::collections::BTreeSet<&str> = R::ALL.iter().map(|reason| reason.name()).collect();
     let expected = "off client policy no_policy route body encoded parameter unknown_parameter defaults_unknown \
-        structured tools reasoning multimodal choices seed tokenizer no_verify_method unreachable balanced unreadable_answers billed sessions memory fault";
+        structured tools reasoning multimodal choices seed tokenizer no_verify_method unreachable several_engines unreadable_answers billed sessions memory fault";
     assert_eq!(names, expected.split_whitespace().collect());
     assert!(R::ALL.iter().all(|reason| !reason.words().is_empty()));
 }

@@ -498,7 +498,7 @@ fn doubt_means_the_backend_s_own_text_to_the_end() {
 }
 
 #[test]
-fn text_held_back_by_a_parser_is_never_speculated_on() {
+fn text_withheld_by_a_parser_is_never_speculated_on() {
     let mut desk = desk();
     let plain = desk.plain();
     for token in 0..4 {
@@ -603,7 +603,7 @@ fn nothing_is_speculated_on_before_the_backend_says_that_no_grammar_binds_it() {
 }
 
 #[test]
-fn text_removed_by_a_parser_is_not_taken_for_a_held_back_stop_text() {
+fn text_removed_by_a_parser_is_not_taken_for_a_withheld_stop_text() {
     for hold in [StopBuffer::Beginning, StopBuffer::Longest] {
         let stop = vec!["a stop text longer than what is swallowed".to_owned()];
         let mut desk = Desk::new(rules(), Ending { stop, stop_buffer: hold, ..Ending::default() });
@@ -620,7 +620,7 @@ fn text_removed_by_a_parser_is_not_taken_for_a_held_back_stop_text() {
 }
 
 #[test]
-fn text_held_back_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
+fn text_withheld_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
     let ending = |hold| Ending { stop: vec!["bcx".to_owned()], stop_buffer: hold, ..Ending::default() };
     for (hold, token) in [(StopBuffer::Beginning, 1), (StopBuffer::Longest, 4)] {
         let mut desk = Desk::new(rules(), ending(hold));

@@ -90,7 +90,7 @@ fn tokens(tokenizer: &Tokenizer, rng: &mut SplitMix64) -> Vec<u32> {
 /// every word.
 fn in_step(translator: &Translator, target: &Arc<Tokenizer>, drafter: &Arc<Tokenizer>, heard: &[u32]) {
     let said = text(target, heard);
-    // Incomplete characters are held back, so this is the whole text.
+    // Incomplete characters are withheld, so this is the whole text.
     let words: Vec<u32> = translator.ids().iter().copied().filter(|&id| !drafter.is_special(id)).collect();
     let told = drafter.decode(&words, false).unwrap();
     if drafter.is_byte_level() {

@@ -95,10 +95,10 @@ def address_of(text):
 
 def strange(args, numbers):
     with contextlib.ExitStack() as stack:
-        # In front of a server that is only relayed to, bytes pass; with an engine that is
+        # In front of a server that speculation does not support, bytes pass through; with an engine that is
         # speculated with a body is judged, and may be rewritten.
         backend, engine = stack.enter_context(kit.backend(serve)), kit.fake_engine(stack, "vllm")
-        relay = kit.Proxy(stack, args.foretell, kit.before(backend))
+        passthrough = kit.Proxy(stack, args.foretell, kit.before(backend))
         judge = kit.Proxy(stack, args.foretell, kit.toy(engine), "limits: { speculate_body: 16MiB }")
         judge.recognised("vllm")
         for _ in range(3):
@@ -106,7 +106,7 @@ def strange(args, numbers):
         changed, failed, slowest, most = [], [], (0.0, ""), (0.0, "")
         for name, body in bodies():
             path = "/v1/chat/completions" if b"messages" in body[:40] else "/v1/completions"
-            _, answer, _ = times(relay.address, path, body)
+            _, answer, _ = times(passthrough.address, path, body)
             if answer != {hashlib.sha256(body).hexdigest().encode()}:
                 changed.append(name)
             alone, _, direct = times(address_of(engine), path, body)
@@ -125,7 +125,7 @@ def strange(args, numbers):
         judge.page("/healthz")
     for line in changed + failed:
         print("  wrong: " + line)
-    numbers.at_most(20, "bodies that were changed on their way to a server that is relayed to", len(changed), 0)
+    numbers.at_most(20, "bodies that were changed on their way to a server that only gets passthrough requests", len(changed), 0)
     numbers.at_most(20, "answers that were neither 200, 4xx nor the engine's own", len(failed), 0)
     numbers.at_most(20, f"the longest time that Foretell adds, bodies below 1 MiB ({slowest[1]})", slowest[0], 50.0, "ms")
     numbers.at_most(20, f"maximum memory above 8 MiB, in sizes of the body ({most[1]})", most[0], 3.0)

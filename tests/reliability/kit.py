@@ -165,7 +165,7 @@ class Proxy:
     def recognised(self, dialect):
         """Waits until the replica is identified as `dialect` and has a verification method."""
         wait_for(f"the replica is recognised as {dialect}",
-                 lambda: f'"dialect":"{dialect}"' in self.page("/api/replicas").replace(": ", ":"), every=0.2)
+                 lambda: f'"engine":"{dialect}"' in self.page("/api/replicas").replace(": ", ":"), every=0.2)
 
     def resident(self):
         return status(self.pid, "VmRSS")

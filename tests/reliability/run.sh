@@ -33,7 +33,7 @@ quick() {
   script drain --streams 100
 }
 latency() {
-  run python3 tests/bench/relay.py --foretell "$foretell"
+  run python3 tests/bench/passthrough.py --foretell "$foretell"
   script speed
 }
 memory() {

@@ -4,7 +4,7 @@
     soak.py [--foretell BIN] [--minutes N] [--rate N]
 
 A fake vLLM behind `foretell serve`. RATE requests per second: streams and whole answers that are
-speculated on, relayed ones, errors, clients that disconnect in mid-stream, new and kept
+speculated on, passthrough ones, errors, clients that disconnect in mid-stream, new and kept
 connections. Resident memory every ten seconds. Bounds: a slope of at most 1 MiB per hour after the
 first ten minutes; at the end open descriptors, connections, requests in flight and the memory of
 bodies as they were before.
@@ -41,7 +41,7 @@ def body(rng, stream):
 
 async def one(address, rng, counts):
     """One request on a new connection, of a random kind."""
-    kind = rng.choices(["stream", "whole", "relayed", "error", "leaves"], [4, 2, 8, 1, 1])[0]
+    kind = rng.choices(["stream", "whole", "passthrough", "error", "leaves"], [4, 2, 8, 1, 1])[0]
     reader, writer = await asyncio.open_connection(*address)
     try:
         for _ in range(rng.choice([1, 1, 3])):
@@ -50,7 +50,7 @@ async def one(address, rng, counts):
                 await reader.read(rng.randrange(1, 2000))
                 counts["left"] += 1
                 return
-            path, data = {"relayed": ("/tokenize", b'{"prompt": "some words", "model": "toy"}'),
+            path, data = {"passthrough": ("/tokenize", b'{"prompt": "some words", "model": "toy"}'),
                           "error": ("/v1/completions", b'{"prompt": 1e999, ')}.get(kind, ("/v1/completions", body(rng, kind == "stream")))
             status, _, _, whole = await kit.ask(reader, writer, kit.post(path, data))
             counts[kind] += 1
@@ -107,7 +107,7 @@ def slope(samples):
 
 
 def soak(args, numbers):
-    rng, counts, samples = random.Random(1), dict.fromkeys(["stream", "whole", "relayed", "error", "left", "failed"], 0), []
+    rng, counts, samples = random.Random(1), dict.fromkeys(["stream", "whole", "passthrough", "error", "left", "failed"], 0), []
     with contextlib.ExitStack() as stack:
         engine = kit.fake_engine(stack, "vllm", "--pace-us", 2000)
         proxy = kit.Proxy(stack, args.foretell, kit.toy(engine), MORE, {"soak.yaml": POLICY})

@@ -8,7 +8,7 @@ medians of the time that each adds to that without a proxy, Foretell to nginx. S
 64 connections, requests per second, Foretell to nginx, and no 5xx. The decision: processor time of
 Foretell per request with 200 policies of which the last matches, minus that with one.
 Bounds here, where the load and all the servers share the cores: at most 1.5 times nginx's addition
-(answers of small requests are measured by `tests/bench/relay.py`), at least half of nginx's
+(answers of small requests are measured by `tests/bench/passthrough.py`), at least half of nginx's
 requests per second, at most 5 us for 200 policies.
 """
 
@@ -56,7 +56,7 @@ http {
     server { listen 127.0.0.1:%(sink)d backlog=4096; default_type application/json; location / { return 200 '{"object": "list", "data": []}'; } }
 }
 """
-# Bodies that are relayed unread pass in pieces; those that a policy may speculate on are read
+# Bodies that are passed through unread are forwarded in pieces; those that a policy may speculate on are read
 # first.
 SIZES = {"32 KB": 32 << 10, "220 KB": 220_000, "1 MB": 1 << 20, "8 MB": 8 << 20}
 POLICY = "version: 1\nname: p{n}\nmode: plain\nmatch: {{ models: ['other-{n}-*'], headers: {{ x-team: [red, blue] }} }}\n"
@@ -158,7 +158,7 @@ def decision(args, numbers, backend):
                     asking.ask(b'{"model": "m", "prompt": "a"}')
                 costs.setdefault(count, []).append((kit.processor(proxy.pid) - before) / (args.rounds * 20) * 1e6)
     one, all_of_them = (statistics.median(costs[count]) for count in (1, 200))
-    numbers.note(5, "processor time of a completion that is relayed, one policy", one, "us")
+    numbers.note(5, "processor time of a completion that is passed through, one policy", one, "us")
     numbers.at_most(5, "its increase with 200 policies of which the last matches", max(all_of_them - one, 0.0), 5.0, "us")
 
 

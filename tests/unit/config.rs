@@ -20,7 +20,7 @@ use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode,
 use http::HeaderMap;
 use proptest::prelude::*;
 
-const BAD_PROCESS: &str = include_str!("config/bad-process.txt");
+const BAD_CONFIG: &str = include_str!("config/bad-config.txt");
 const BAD_POLICY: &str = include_str!("config/bad-policy.txt");
 
 fn lines(problems: &[Problem]) -> String {
@@ -57,7 +57,7 @@ fn the_policy_that_a_probe_proposes_is_valid() {
 
 #[test]
 fn every_bad_file_has_exact_errors() {
-    let processes = check_table(BAD_PROCESS, |source| process::parse("f", source).map(|_| ()));
+    let processes = check_table(BAD_CONFIG, |source| process::parse("f", source).map(|_| ()));
     let policies = check_table(BAD_POLICY, |source| policy::parse("f", source).map(|_| ()));
     assert!(processes + policies >= 60, "{processes} + {policies}");
 }
@@ -73,7 +73,7 @@ fn process_of(source: &str) -> Process {
 }
 
 #[test]
-fn an_almost_empty_process_file_is_the_documented_one() {
+fn an_almost_empty_config_file_is_the_documented_one() {
     let empty = process_of("");
     assert_eq!(empty, Process::default());
     let mut full = process::parse("f", include_str!("../../deploy/foretell.yaml")).unwrap();
@@ -94,19 +94,19 @@ fn an_almost_empty_process_file_is_the_documented_one() {
 }
 
 #[test]
-fn a_process_file_is_understood() {
+fn a_config_file_is_understood() {
     let process = process_of(
         r#"
 mode: observe
 listen: [{ address: "[::1]:80", tls: { cert: c, key: k, client_ca: a } }, { address: "127.0.0.1:0" }]
 admin: { address: "0.0.0.0:1", token_file: t }
-limits: { relay_body: 1GiB }
+limits: { passthrough_body: 1GiB }
 timeouts: { idle: 2m, draft: 40ms }
 tenant: { header: X-Tenant, trusted_peers: [10.0.0.0/8] }
 fleet: { store: "rediss://me:pass@store:7000/3", key: west, sync: 2s, ca: c }
 backends:
   - name: a
-    dialect: sglang
+    engine: sglang
     replicas: { dns: "a:1" }
     models: [{ id: m, tokenizer: some/file.json }]
     verify: { allow: [tree] }
@@ -127,7 +127,7 @@ backends:
     );
     assert_eq!(process.mode, Mode::Observe);
     assert_eq!(process.listen[0].tls.as_ref().unwrap().client_ca.as_deref(), Some(Path::new("a")));
-    assert_eq!(process.limits.relay_body, Some(1 << 30));
+    assert_eq!(process.limits.passthrough_body, Some(1 << 30));
     assert_eq!(process.timeouts.idle, Some(Duration::from_mins(2)));
     assert_eq!(process.timeouts.draft, Some(Duration::from_millis(40)));
     assert_eq!(Timeouts::default().draft, None, "a draft's deadline is the session's own");
@@ -162,7 +162,7 @@ fn a_policy_file_is_understood() {
     assert_eq!((ide.name.as_str(), ide.mode), ("ide-code", PolicyMode::Auto));
     assert_eq!(ide.drafters[0], Drafter::Lookup(LookupSpec::PromptLookup(Ngram { min: 2, max: 8 })));
     assert_eq!(ide.drafters[1], Drafter::Lookup(LookupSpec::Suffix(Scope::Tenant)));
-    assert_eq!(ide.drafters.len(), 2, "the model waits for the process file");
+    assert_eq!(ide.drafters.len(), 2, "the model waits for the config file");
     assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (32, None, Rule::Exact));
     assert_eq!(ide.gates.max_gap, Duration::from_millis(500));
     assert_eq!(ide.label(), format!("ide-code@{}", ide.revision));
@@ -284,7 +284,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
     assert_eq!(listen(&flags, &environment), 3);
     flags.listen = Some("127.0.0.1:4".to_owned());
     flags.backend = Some("http://c:1".to_owned());
-    flags.dialect = Some("onnx".to_owned());
+    flags.engine = Some("onnx".to_owned());
     let process = load(&flags, &environment).unwrap().process;
     assert_eq!((process.listen[0].address.port(), process.admin.address.port()), (4, 2));
     assert_eq!(process.backends.len(), 1);
@@ -297,7 +297,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
 }
 
 #[test]
-fn variables_of_the_environment_stand_for_values_of_the_process_file_and_of_no_policy() {
+fn variables_of_the_environment_stand_for_values_of_the_config_file_and_of_no_policy() {
     let folder = tempfile::tempdir().unwrap();
     let source = "version: 1\nmode: ${MODE:-observe}\nlimits: { sessions: \"${SESSIONS}\" }\nready: { require_backend: \"${READY:-false}\" }\n\
         backends: [{ name: \"${NAME}\", replicas: [\"http://${HOST}:8000\"] }]\n";
@@ -385,7 +385,7 @@ fn a_server_without_a_tokenizer_of_its_own_is_given_one_by_a_flag() {
 fn a_bad_flag_is_named() {
     let flags = Flags {
         listen: Some("here".to_owned()),
-        dialect: Some("onyx".to_owned()),
+        engine: Some("onyx".to_owned()),
         backend: Some("http://me:secret@host".to_owned()),
         policies: Some("no such folder".to_owned()),
         ..Flags::default()
@@ -397,7 +397,7 @@ fn a_bad_flag_is_named() {
         "--listen: listen: not an address, allowed IP:PORT, localhost:PORT or :PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
          --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE], got \"http://***@host\"\n\
-         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|lmdeploy|openai|ollama|mlx, got \"onyx\"; did you mean onnx?\n\
+         --engine: backends[0].engine: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|lmdeploy|openai|ollama|mlx, got \"onyx\"; did you mean onnx?\n\
          --policies: policies.dir: no such folder, allowed a folder with policy files, got \"no such folder\"\n"
     );
 }
@@ -474,10 +474,10 @@ fn errors_of_several_files_are_reported_at_once() {
     assert_eq!(
         load_from(folder.path(), process).unwrap_err(),
         "/policies/b.yaml:3: name: not unique, allowed a name that no other policy has, got \"x\"\n\
-         /policies/c.yaml:5: drafters[1].model: not declared under drafters of the process file, allowed draft-same|draft-other, got \"draft-sane\"; did you mean draft-same?\n\
+         /policies/c.yaml:5: drafters[1].model: not declared under drafters of the config file, allowed draft-same|draft-other, got \"draft-sane\"; did you mean draft-same?\n\
          /policies/d.yaml:3: mode: unknown value, allowed off|shadow|plain|auto, got \"on\"\n"
     );
-    // A process file that cannot be read declares nothing, which is not reported as an error of the
+    // A config file that cannot be read declares nothing, which is not reported as an error of the
     // policies.
     let told = load_from(folder.path(), "version: 1\nmode: x\ndrafters: {}\n").unwrap_err();
     assert!(told.starts_with("/foretell.yaml:2: mode:") && !told.contains("declared"), "{told}");
@@ -515,8 +515,8 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
         told,
         [
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
-             max_drift_rate, and each answer says what it was charged",
-            "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without bound: max_drift_rate \
+             max_drift_rate, and each answer reports its drift",
+            "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without limit: max_drift_rate \
              allows more with every token",
             "/policies/a.yaml:13: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps",
             "tenant.header: x-t is never trusted: tenant.trusted_peers is empty",
@@ -530,11 +530,11 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
 #[case("match: { backends: [lama*, b] }", "match.backends: no backend is named lama*")]
 #[case(
     "match: { tenants: [a] }",
-    "match.tenants never applies without tenant.header or tenant.fallback of the process file"
+    "match.tenants never applies without tenant.header or tenant.fallback of the config file"
 )]
 #[case(
     "drafters: [{ kind: suffix, scope: tenant }]",
-    "scope: tenant drafts from the request's own text alone without tenant.header or tenant.fallback of the process file"
+    "scope: tenant drafts from the request's own text alone without tenant.header or tenant.fallback of the config file"
 )]
 #[case("mode: shadow\ncorpus: { record: true }", "corpus.record has no effect with mode: shadow")]
 #[case("corpus: { record: true }", "")]
@@ -544,7 +544,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     "match: { routes: [chat, messages, responses] }",
     "match.routes: messages and responses never apply, as no backend has routes: { ...: translate }"
 )]
-fn a_setting_of_a_policy_that_the_process_file_leaves_without_effect_is_warned_of(
+fn a_setting_of_a_policy_that_the_config_file_leaves_without_effect_is_warned_of(
     #[case] policy: &str,
     #[case] wanted: &str,
 ) {
@@ -607,7 +607,10 @@ fn a_backend_without_a_method_of_verification_is_warned_of() {
         );
         load_from(folder.path(), &file).unwrap().warnings
     };
-    assert_eq!(warnings("[]"), ["backend b: verify.allow: [] leaves no method: its requests are relayed"]);
+    assert_eq!(
+        warnings("[]"),
+        ["backend b: verify.allow: [] leaves no method: its requests are passed through"]
+    );
     assert_eq!(warnings("[score]"), Vec::<String>::new());
 }
 
@@ -644,7 +647,7 @@ fn a_replica_that_is_the_process_itself_is_refused() {
 }
 
 #[test]
-fn a_process_file_that_is_a_pipe_is_refused_and_not_waited_for() {
+fn a_config_file_that_is_a_pipe_is_refused_and_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("foretell.yaml");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -727,7 +730,7 @@ fn the_references_that_are_shipped_are_the_program_s() {
         ("metrics", foretell_core::words::metric::reference(), "metrics"),
         ("guarantees", foretell_engines::dialect::guarantees::reference(), "guarantees"),
         ("policy-reference", reference::policy(), "policy-reference"),
-        ("process-reference", reference::process(), "process-reference"),
+        ("config-reference", reference::process(), "config-reference"),
     ] {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/{page}.md"));
         let shipped = fs::read_to_string(shipped).unwrap();
@@ -757,8 +760,8 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
     }
 }
 
-/// The same for the process file.
-const BEYOND_THE_PROCESS_SCHEMA: [&str; 16] = [
+/// The same for the config file.
+const BEYOND_THE_CONFIG_SCHEMA: [&str; 16] = [
     "a key twice",
     // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
@@ -779,13 +782,13 @@ const BEYOND_THE_PROCESS_SCHEMA: [&str; 16] = [
 ];
 
 #[test]
-fn the_schema_of_the_process_file_is_the_reader_s_and_takes_what_it_takes() {
+fn the_schema_of_the_config_file_is_the_reader_s_and_takes_what_it_takes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shipped = fs::read_to_string(root.join("deploy/schema.json")).unwrap();
     assert_eq!(
         shipped,
         declared::text(&process::schema()),
-        "foretell check --schema=process > deploy/schema.json"
+        "foretell check --schema=config > deploy/schema.json"
     );
     let schema = jsonschema::validator_for(&process::schema()).unwrap();
     let whole = fs::read_to_string(root.join("deploy/foretell.yaml")).unwrap();
@@ -796,13 +799,13 @@ fn the_schema_of_the_process_file_is_the_reader_s_and_takes_what_it_takes() {
         assert!(errors.is_empty(), "{errors:?}");
     }
     for (name, source, _) in
-        cases(BAD_PROCESS).into_iter().filter(|(name, ..)| !BEYOND_THE_PROCESS_SCHEMA.contains(name))
+        cases(BAD_CONFIG).into_iter().filter(|(name, ..)| !BEYOND_THE_CONFIG_SCHEMA.contains(name))
     {
         assert!(as_json(&source).is_none_or(|value| !schema.is_valid(&value)), "{name} passes");
     }
 }
 
-/// Each policy alone, with a process file that has only a backend; and it refers to no file next to
+/// Each policy alone, with a config file that has only a backend; and it refers to no file next to
 /// it.
 #[test]
 fn the_examples_pass_wherever_they_are_copied_to() {

@@ -64,7 +64,7 @@ impl Folder {
     }
 }
 
-const ONE_BACKEND: &str = "version: 1\nbackends: [{ name: a, dialect: onnx, replicas: [\"http://a:1\"] }]\n";
+const ONE_BACKEND: &str = "version: 1\nbackends: [{ name: a, engine: onnx, replicas: [\"http://a:1\"] }]\n";
 
 #[test]
 fn good_settings_are_listed_with_revisions_and_warnings() {
@@ -114,7 +114,7 @@ fn a_missing_backend_is_not_an_error_of_a_policy() {
     let folder = Folder::new(&[("policies/a.yaml", "version: 1\nname: x\n")]);
     let (code, told) = folder.check();
     assert_eq!(code, 64);
-    assert!(told.starts_with("(no process file): backends: no backend configured: add one under `backends`, or pass --backend URL"), "{told}");
+    assert!(told.starts_with("(no config file): backends: no backend configured: add one under `backends`, or pass --backend URL"), "{told}");
 }
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"12345678"}],"temperature":0.7}"#;
@@ -137,26 +137,26 @@ fn an_explanation_names_parameters_policies_and_the_result() {
     assert_eq!(
         told,
         format!(
-            "undecided: whether it may be speculated on is not decided at step server: the server was not asked\n\
+            "undecided: whether the request is eligible is not decided at step server: the server was not asked\n\
              asked        nobody: the server's properties are not known\n\
              route        chat\n\
              model        m (backend a, replica a/0 at http://a:1/)\n\
              temperature  0.7\n\
              prompt       2 tokens (estimated: a quarter of the bytes)\n\
              steps (the first that does not pass decides)\n  \
-               client       passed   the client asks for nothing\n  \
+               client       passed   the request has no x-foretell header\n  \
                mode         passed   auto\n  \
                fleet        passed   some server may be able to verify\n  \
                encoding     passed   the body is not compressed\n  \
-               body         passed   its parameters do not prevent it\n  \
+               body         passed   every parameter can be carried\n  \
                backend      passed   a\n  \
                session      passed   a session slot is free\n  \
                server       unknown  the server was not asked\n  \
-               dialect      unknown  it depends on the server, which is not known\n  \
+               engine       unknown  the answer depends on the server, which is not known\n  \
                policy       passed   rest@{rest} matches\n  \
-               permission   unknown  it depends on the server, which is not known\n  \
-               verify       unknown  it depends on the server, which is not known\n  \
-               drafters     passed   some drafter drafts\n\
+               permission   unknown  the answer depends on the server, which is not known\n  \
+               verify       unknown  the answer depends on the server, which is not known\n  \
+               drafters     passed   at least one drafter of the policy is available\n\
              parameters\n  \
                model                        carried (openai)\n  \
                messages                     carried (openai)\n  \
@@ -168,7 +168,7 @@ fn an_explanation_names_parameters_policies_and_the_result() {
                prompt_lookup                drafts\n  \
                suffix                       drafts\n  \
                phrasebook                   drafts\n  \
-               head                         not known: it depends on the server, which is not known\n",
+               head                         not known: the answer depends on the server, which is not known\n",
             revisions[1]
         )
     );
@@ -176,28 +176,28 @@ fn an_explanation_names_parameters_policies_and_the_result() {
 
 #[rstest]
 #[case::plain("", "", CHAT, &[], "undecided", None)]
-#[case::off("mode: off", "", CHAT, &[], "relayed", Some("off"))]
+#[case::off("mode: off", "", CHAT, &[], "passthrough", Some("off"))]
 #[case::observe("mode: observe", "", CHAT, &[], "undecided", Some("observe"))]
-#[case::client_off("", "", CHAT, &["X-Foretell: off"], "relayed", Some("client"))]
-#[case::client_unreadable("", "", CHAT, &["X-Foretell: gama=3"], "relayed", Some("client"))]
+#[case::client_off("", "", CHAT, &["X-Foretell: off"], "passthrough", Some("client"))]
+#[case::client_unreadable("", "", CHAT, &["X-Foretell: gama=3"], "passthrough", Some("client"))]
 #[case::client_plain("", "", CHAT, &["x-foretell: plain"], "undecided", Some("client"))]
 #[case::client_may_not("client: { control: off }", "", CHAT, &["x-foretell: off"], "undecided", None)]
-#[case::encoded("", "", CHAT, &["content-encoding: gzip"], "relayed", Some("encoded"))]
-#[case::too_large("limits: { speculate_body: 10B }", "", CHAT, &[], "relayed", Some("body"))]
-#[case::no_body("", "", "[1]", &[], "relayed", Some("body"))]
-#[case::no_session_slot("limits: { sessions: 0 }", "", CHAT, &[], "relayed", Some("sessions"))]
-#[case::no_policy("", "match: { models: [other] }", CHAT, &[], "relayed", Some("no_policy"))]
-#[case::policy_off("", "mode: off", CHAT, &[], "relayed", Some("policy"))]
+#[case::encoded("", "", CHAT, &["content-encoding: gzip"], "passthrough", Some("encoded"))]
+#[case::too_large("limits: { speculate_body: 10B }", "", CHAT, &[], "passthrough", Some("body"))]
+#[case::no_body("", "", "[1]", &[], "passthrough", Some("body"))]
+#[case::no_session_slot("limits: { sessions: 0 }", "", CHAT, &[], "passthrough", Some("sessions"))]
+#[case::no_policy("", "match: { models: [other] }", CHAT, &[], "passthrough", Some("no_policy"))]
+#[case::policy_off("", "mode: off", CHAT, &[], "passthrough", Some("policy"))]
 #[case::policy_plain("", "mode: plain", CHAT, &[], "undecided", Some("policy"))]
 #[case::policy_shadows("", "mode: shadow", CHAT, &[], "undecided", Some("shadow"))]
-#[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1],"tool_choice":"sometimes"}"#, &[], "relayed", Some("tools"))]
+#[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1],"tool_choice":"sometimes"}"#, &[], "passthrough", Some("tools"))]
 #[case::forced("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1],"tool_choice":"required"}"#, &[], "undecided", None)]
-#[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "relayed", Some("unknown_parameter"))]
-#[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("billed"))]
-#[case::relayed("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("no_verify_method"))]
+#[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "passthrough", Some("unknown_parameter"))]
+#[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "passthrough", Some("billed"))]
+#[case::passthrough("backends: [{ name: a, engine: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "passthrough", Some("no_verify_method"))]
 #[case::nobody("backends: []", "", CHAT, &[], "failed", Some("no_backend"))]
-#[case::tenant("tenant: { header: x-tenant, trusted_peers: [10.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "relayed", Some("policy"))]
-#[case::strange_tenant("tenant: { header: x-tenant, trusted_peers: [11.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "relayed", Some("no_policy"))]
+#[case::tenant("tenant: { header: x-tenant, trusted_peers: [10.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "passthrough", Some("policy"))]
+#[case::strange_tenant("tenant: { header: x-tenant, trusted_peers: [11.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "passthrough", Some("no_policy"))]
 #[case::bounded_temperature("", "match: { temperature: { max: 0.5 } }\nmode: off", r#"{"model":"m","prompt":"x"}"#, &[], "undecided", None)]
 fn an_explanation_gives_the_path_and_the_reason(
     #[case] process: &str,
@@ -207,7 +207,7 @@ fn an_explanation_gives_the_path_and_the_reason(
     #[case] path: &str,
     #[case] reason: Option<&str>,
 ) {
-    let backends = "backends: [{ name: a, dialect: onnx, replicas: ['http://a:1'] }]\n";
+    let backends = "backends: [{ name: a, engine: onnx, replicas: ['http://a:1'] }]\n";
     let backends = if process.starts_with("backends") { "" } else { backends };
     let folder = Folder::new(&[
         ("foretell.yaml", &format!("version: 1\n{backends}{process}\n")),
@@ -224,7 +224,10 @@ fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
     let body = r#"{"model":"m","prompt":[1,2,3],"bogus":1,"tools":[],"grammar":"x","seed":null}"#;
     let folder = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("request.json", body)]);
     let told: Value = serde_json::from_str(&folder.explain(&[], true).1).unwrap();
-    assert_eq!(told["words"], "passed through unchanged because of bogus: a parameter is not known");
+    assert_eq!(
+        told["words"],
+        "passed through unchanged because of bogus: the parameter is not known to Foretell"
+    );
     assert_eq!((&told["route"], &told["prompt_tokens"]), (&"completions".into(), &3.into()));
     assert_eq!(told["prompt_tokens_exact"], true);
     let lines = told["parameters"].as_array().unwrap();
@@ -257,16 +260,16 @@ fn an_invalid_explain_call_is_a_usage_error() {
     );
 }
 
-/// A policy with a drafter that the process file lacks is valid with the stanza that `check`
+/// A policy with a drafter that the config file lacks is valid with the stanza that `check`
 /// prints.
 #[test]
-fn check_prints_what_the_process_file_lacks() {
+fn check_prints_what_the_config_file_lacks() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = "version: 1\nname: a\ndrafters: [{ kind: model, model: draft-same }]\n";
     let (code, told) = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("policies/a.yaml", text)]).check();
     assert_eq!(code, 64, "{told}");
     let (_, stanza) =
-        told.split_once("add to the process file, with the folder of each model:\n").expect(&told);
+        told.split_once("add to the config file, with the folder of each model:\n").expect(&told);
     let models = root.join("onnx/models").display().to_string();
     let process = format!("{ONE_BACKEND}{}", stanza.replace("onnx/models", &models));
     let (code, told) = Folder::new(&[("foretell.yaml", &process), ("policies/a.yaml", text)]).check();

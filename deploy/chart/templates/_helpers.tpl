@@ -41,7 +41,7 @@ volumeMounts: [{ name: tokenizer, mountPath: /tokenizer }]
 {{- end -}}
 {{- end }}
 
-{{/* The process file: the values, and the settings that follow from the shape. */}}
+{{/* The config file: the values, and the settings that follow from the shape. */}}
 {{- define "foretell.process" -}}
 {{- $process := deepCopy .Values.process -}}
 {{- $backend := deepCopy .Values.backend -}}

@@ -1,6 +1,6 @@
 //! A map of states, bounded in number and age.
 //!
-//! Engines restart under new epochs and policies come and go for as long as the process lives:
+//! Engines restart and policies come and go for as long as the process lives:
 //! states that were not requested for a long time are dropped, and the least recently requested one
 //! makes room where there is none.
 

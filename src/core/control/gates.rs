@@ -37,22 +37,22 @@ struct MeasuredGate {
 const MEASURED: [MeasuredGate; 5] = [
     MeasuredGate {
         reason: PlainReason::NotMeasured,
-        words: "no plain token was measured on this replica yet: the time per token is not known",
+        words: "the cost of a plain token on this replica is not measured yet",
         is_closed: |inputs| !inputs.is_measured(),
     },
     MeasuredGate {
         reason: PlainReason::NotMeasured,
-        words: "the plain pace is to be measured again",
+        words: "the cost of a plain token on this replica is due to be measured again",
         is_closed: |inputs| inputs.is_measured() && inputs.pace_is_due(),
     },
     MeasuredGate {
         reason: PlainReason::Budget,
-        words: "rejected draft tokens have taken 2 % of the time next to requests of others",
+        words: "rejected draft tokens have taken 2 % of the replica's time while it serves other requests",
         is_closed: |inputs| inputs.learnt.concurrency.others() > 0 && !inputs.is_within_budget(),
     },
     MeasuredGate {
         reason: PlainReason::GateRegret,
-        words: "speculation has used up the regret budget here; a hundredth of the time refills it",
+        words: "paused: recent speculation here cost more than it saved; it resumes after a while of plain decoding",
         is_closed: |inputs| !inputs.is_solvent(),
     },
     MeasuredGate {

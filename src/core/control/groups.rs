@@ -1,8 +1,8 @@
 //! The control group of a policy: is speculation really faster than plain decoding, for the
 //! clients?
 //!
-//! A share of the requests is held back at random and only decoded plainly. Both groups are
-//! compared by the logarithm of the seconds per token that their clients saw, so that long and
+//! A random share of the requests is the control group, which is only decoded plainly. Both groups
+//! are compared by the logarithm of the seconds per token that their clients saw, so that long and
 //! short, fast and slow requests count alike, in blocks of a few requests of each group: changes
 //! over the hours affect both. The interval of the difference is valid at every moment, however
 //! often it is read (a confidence sequence: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv
@@ -106,7 +106,7 @@ pub struct Groups {
     held: Part,
     /// Differences of the blocks before it.
     blocks: Sample,
-    /// Requests so far: speculated on, and held back.
+    /// Requests so far: speculated on, and in the control group.
     requests: (u64, u64),
     gate: Gate,
     /// Projected speedups of requests that were not speculated on, and their number.
@@ -137,9 +137,9 @@ pub struct ControlGate {
 }
 
 impl Groups {
-    /// Draws if the next request is held back, with a probability that begins at `start` (0 to 1)
-    /// and falls to `floor` as the interval narrows.
-    pub fn holds_back(&self, start: f64, floor: f64, rng: &mut SplitMix64) -> bool {
+    /// Draws if the next request is in the control group, with a probability that begins at
+    /// `start` (0 to 1) and falls to `floor` as the interval narrows.
+    pub fn draws_control_group(&self, start: f64, floor: f64, rng: &mut SplitMix64) -> bool {
         rng.unit() < self.share(start, floor)
     }
 
@@ -151,12 +151,12 @@ impl Groups {
 
     /// Notes a finished request: `seconds` per token after the first. Invalid times are ignored,
     /// and so is every request while the gate is closed.
-    pub fn note(&mut self, held_back: bool, seconds: f64, gate: ControlGate, now: Tick) {
+    pub fn note(&mut self, in_control_group: bool, seconds: f64, gate: ControlGate, now: Tick) {
         // Requests drawn before the gate closed do not count for the time after it.
         if !(seconds.is_finite() && seconds > 0.0) || self.gate.until.is_some() {
             return;
         }
-        let (group, count) = if held_back {
+        let (group, count) = if in_control_group {
             (&mut self.held, &mut self.requests.1)
         } else {
             (&mut self.speculating, &mut self.requests.0)
@@ -251,7 +251,7 @@ mod tests {
 
     fn fed(groups: &mut Groups, rng: &mut SplitMix64, times: f64, requests: usize) -> bool {
         (0..requests).any(|index| {
-            let held = groups.holds_back(0.2, 0.01, rng);
+            let held = groups.draws_control_group(0.2, 0.01, rng);
             let spent = seconds(rng, if held { 1.0 } else { times });
             groups.note(held, spent, GATE, Tick(index as u64));
             groups.gate.until.is_some()
@@ -284,7 +284,7 @@ mod tests {
         let (mut waits, mut counted) = (Vec::new(), Vec::new());
         for _ in 0..3 {
             for _ in 0..2_000 {
-                let held = groups.holds_back(0.2, 0.01, &mut rng);
+                let held = groups.draws_control_group(0.2, 0.01, &mut rng);
                 groups.note(held, seconds(&mut rng, if held { 1.0 } else { 2.0 }), GATE, now);
                 if groups.is_closed(now) {
                     break;

@@ -173,8 +173,8 @@ pub struct Curve {
     pub points: Vec<(usize, f64)>,
 }
 
-/// Assumptions of a chooser about an epoch until it has its own measurements. Times in seconds;
-/// `None` where nothing was measured.
+/// Assumptions of a chooser about an engine start until it has its own measurements. Times in
+/// seconds; `None` where nothing was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prior {
     /// Times of verify requests by [`VerifyMethod::index`], one curve for each length of context
@@ -209,7 +209,8 @@ pub fn judge(measured: &Measured, known: &[VerifyMethod]) -> Judgement {
     let high = prospects.iter().filter(|prospect| prospect.acceptance >= most);
     let Some(best) = high.max_by(|a, b| a.gain.total_cmp(&b.gain)) else {
         let (words, policy) = if known.is_empty() {
-            let words = "No verification method: this server cannot be asked to verify; it is relayed.";
+            let words =
+                "No verification method: this server cannot be asked to verify; requests are passed through.";
             (words, Some(policy(None, true)))
         } else {
             ("Unknown: too little could be measured to predict a gain.", None)

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::costs::SharedCosts;
-use super::state::{Class, EpochState};
+use super::state::{Class, EngineStartState};
 use super::survival::TemperatureBucket;
 use super::{Control, MAX_MODELS, Rounds, Survival};
 use crate::draft::{DrafterId, Source};
@@ -125,18 +125,18 @@ impl SharedModel {
         self.acceptance.is_empty() && self.classes.is_empty() && self.length == Sum::default()
     }
 
-    fn of(epoch: &EpochState) -> Self {
-        let mut shared = Self { length: epoch.length.shared(), ..Self::default() };
-        for drafter in drafters(&epoch.models) {
-            let cells = epoch.survival.shared(drafter);
-            if let Some(name) = name_of(drafter, &epoch.models)
+    fn of(engine_start: &EngineStartState) -> Self {
+        let mut shared = Self { length: engine_start.length.shared(), ..Self::default() };
+        for drafter in drafters(&engine_start.models) {
+            let cells = engine_start.survival.shared(drafter);
+            if let Some(name) = name_of(drafter, &engine_start.models)
                 && !cells.is_empty()
             {
                 shared.acceptance.insert(name, cells);
             }
         }
-        for (class, rounds) in epoch.classes.iter() {
-            if let Some(name) = name_of(class.drafter(), &epoch.models) {
+        for (class, rounds) in engine_start.classes.iter() {
+            if let Some(name) = name_of(class.drafter(), &engine_start.models) {
                 let class = (name, class.bucket().index(), class.kind());
                 shared.classes.insert(class, rounds.shared());
             }
@@ -167,7 +167,7 @@ impl SharedModel {
     }
 }
 
-/// Every drafter of an epoch whose model drafters have these names.
+/// Every drafter of an engine start whose model drafters have these names.
 fn drafters(models: &[String]) -> impl Iterator<Item = DrafterId> {
     let lookups = Source::ALL.into_iter().filter(|source| *source != Source::Model);
     let models = (0..=u8::MAX).zip(models).map(|(number, _)| DrafterId::model(number));
@@ -208,8 +208,8 @@ impl Control {
     /// The own measurements up to `now`, as they are shared: those of the model, and those of the
     /// engine's process.
     pub fn shared(&self, now: Tick) -> (SharedModel, SharedCosts) {
-        let (replica, epoch) = &*self.states.lock();
-        (SharedModel::of(epoch), replica.costs.own(now))
+        let (replica, engine_start) = &*self.states.lock();
+        (SharedModel::of(engine_start), replica.costs.own(now))
     }
 
     /// Lends measurements of others, in place of those that were lent before.
@@ -217,10 +217,10 @@ impl Control {
         let numbers = model.numbered(&mut self.states.lock().1.models);
         // Sessions wait for the lock: the tables are made outside of it.
         let (cells, rounds) = (Survival::table(&model.rows(&numbers)), model.rounds(&numbers));
-        let (replica, epoch) = &mut *self.states.lock();
-        epoch.survival.lend(cells);
-        epoch.classes.lend(rounds);
-        epoch.length.lend(model.length);
+        let (replica, engine_start) = &mut *self.states.lock();
+        engine_start.survival.lend(cells);
+        engine_start.classes.lend(rounds);
+        engine_start.length.lend(model.length);
         replica.costs.lend(costs, now);
     }
 }

@@ -1,4 +1,4 @@
-//! The state kept for a replica and for an epoch.
+//! The state kept for a replica and for an engine start.
 //!
 //! They are separate because they end separately: another model behind a replica does not change
 //! the costs of its requests.
@@ -247,9 +247,9 @@ impl Concurrency {
     }
 }
 
-/// The measurements of one epoch: a model behind a replica, since it started.
+/// The measurements of one engine start: of the same process, model and version.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct EpochState {
+pub struct EngineStartState {
     /// Survival probabilities of drafted tokens.
     pub survival: Survival,
     /// Mean length of outputs, tokens.

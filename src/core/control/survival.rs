@@ -112,7 +112,7 @@ impl Cell {
 const ROW: usize = TemperatureBucket::COUNT * BUCKETS * POSITIONS * Agreement::COUNT;
 
 /// Decayed counts of draft tokens that were tried and accepted, by drafter, temperature bucket,
-/// feature bucket, position and agreement; shared by the sessions of an epoch.
+/// feature bucket, position and agreement; shared by the sessions of an engine start.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(try_from = "Saved")]
 pub struct Survival {

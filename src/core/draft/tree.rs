@@ -57,7 +57,7 @@ pub struct DrafterId {
     /// Its kind.
     pub source: Source,
     /// Its index among those of its kind: of lookups in the policy's order, of models in the list
-    /// of the models that have drafted for the epoch ([`crate::control::Control::model`]).
+    /// of the models that have drafted for the engine start ([`crate::control::Control::model`]).
     pub number: u8,
 }
 

@@ -185,7 +185,7 @@ impl SpeculationController {
         self.slots.iter_mut().find_map(SessionDrafter::model_drafter_mut)
     }
 
-    /// The measurements, shared by all sessions of the epoch.
+    /// The measurements, shared by all sessions of the engine start.
     pub fn control(&self) -> &Control {
         &self.control
     }

@@ -264,7 +264,7 @@ impl<W: Walk> Session<W> {
             self.controller.control().with(|learnt| learnt.output_ended(tokens));
         }
         self.summary.finish = finish;
-        let shadows = matches!(self.rules.permission, Permission::Shadow(_)) || self.rules.holdback;
+        let shadows = matches!(self.rules.permission, Permission::Shadow(_)) || self.rules.control_group;
         if finish.is_some() && shadows && !self.summary.speculated {
             self.summary.projected_speedup = self.controller.projected_speedup(self.output.tokens().len());
         }
@@ -275,8 +275,8 @@ impl<W: Walk> Session<W> {
         self.act(Action::Finish(summary));
     }
 
-    /// Seconds per token as its client received them, where the session was free to speculate or in
-    /// the control group.
+    /// Seconds per token as its client received them, where the session was free to speculate or in the
+    /// control group.
     fn token_seconds(&self) -> Option<f64> {
         let free = self.rules.permission == Permission::Speculate && self.rules.gamma_fixed.is_none();
         let (first, begun, last) = self.paced?;

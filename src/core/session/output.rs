@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_text_across_tokens_is_held_back_and_cut() {
+    fn a_stop_text_across_tokens_is_withheld_and_cut() {
         let mut out = output(&["cd"], 99);
         assert_eq!(out.extend(&[0, 1, 2], false).parsed.text, "ab");
         assert_eq!(out.extend(&[4], false).parsed.text, "ce");

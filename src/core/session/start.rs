@@ -169,8 +169,9 @@ pub struct Rules {
     /// Maximum draft nodes of one round.
     pub gamma_max: usize,
     /// Speculate at every token event with a draft of at most this many nodes, whatever it yields.
-    /// A round with an empty draft is one token. Ignores predictions, margins, holdback and the
-    /// gates `load`, `stale`, `acceptance`, `control` and the budgets; never context or health.
+    /// A round with an empty draft is one token. Ignores predictions, margins, the control group
+    /// and the gates `load`, `stale`, `acceptance`, `control` and the budgets; never context or
+    /// health.
     pub gamma_fixed: Option<usize>,
     /// To start, speculation must be expected to beat plain decoding by this share (0.10 is 10 %
     /// faster).
@@ -201,7 +202,7 @@ pub struct Rules {
     /// Maximum tokens of context and draft in a verify request.
     pub context_max: usize,
     /// This request is in the control group.
-    pub holdback: bool,
+    pub control_group: bool,
     /// Maximum tokens of a continued plain request, where they must be limited; `None` decides by
     /// measurement.
     pub segment: Option<u32>,
@@ -237,7 +238,7 @@ impl Default for Rules {
             model: None,
             shares_noise: false,
             context_max: 8192,
-            holdback: false,
+            control_group: false,
             segment: None,
             timeouts: Timeouts::default(),
         }

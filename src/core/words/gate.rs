@@ -14,7 +14,7 @@ pub enum Gate {
     Acceptance,
     /// Speculation was measured slower than plain decoding (control groups).
     Control,
-    /// The regret budget of the replica is used up.
+    /// The regret budget of the replica is empty: recent speculation cost more than it saved.
     Regret,
     /// The draft tokens in flight delay first tokens by as much as the policy allows.
     FirstToken,

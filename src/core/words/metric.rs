@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 pub use catalogue::*;
 
-use super::{Gate, Mode, PlainReason, RelayReason, VerifyMethod};
+use super::{Gate, Mode, PassthroughReason, PlainReason, VerifyMethod};
 
 /// The name, labels and help text of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,14 +136,14 @@ fn labels() -> Vec<Label> {
     let open = |name, meaning| Label { name, meaning, values: Vec::new() };
     let closed = |name, meaning, values: &[&'static str]| Label { name, meaning, values: values.to_vec() };
     let plain = PlainReason::ALL.iter().map(|reason| reason.name());
-    let relayed = RelayReason::ALL.iter().map(|reason| reason.name());
-    let mut reasons: Vec<&str> = plain.chain(relayed).collect();
+    let passthrough = PassthroughReason::ALL.iter().map(|reason| reason.name());
+    let mut reasons: Vec<&str> = plain.chain(passthrough).collect();
     reasons.sort_unstable();
     reasons.dedup();
     let methods: Vec<&str> = VerifyMethod::ALL.iter().map(|method| method.name()).collect();
     let modes: Vec<&str> = Mode::ALL.iter().map(|mode| mode.name()).collect();
     vec![
-        open("backend", "a backend of the process file"),
+        open("backend", "a backend of the config file"),
         closed("basis", "where the costs behind a projection come from", &["guess", "probe", "measured"]),
         closed("bound", "of an interval that is valid at any time", &["low", "middle", "high"]),
         closed(
@@ -173,17 +173,17 @@ fn labels() -> Vec<Label> {
         closed("mode", "of a backend, the process's own included", &modes),
         open(
             "model",
-            "a model of the process file, or one that a backend has answered for; 100 at most, then `other`",
+            "a model of the config file, or one that a backend has answered for; 100 at most, then `other`",
         ),
         closed("outcome", "how a position was judged", &["relaxed", "unknown", "limited"]),
-        closed("path", "how a request was served", &["speculated", "plain", "relayed"]),
+        closed("path", "how a request was served", &["speculated", "plain", "passthrough"]),
         closed("method", "how a draft was verified", &methods),
         open("policy", "a policy, without its revision"),
         open("position", "position in a draft, from 0 to 31"),
         closed("prompt_bucket", "tokens of the prompt", &PROMPT_BUCKETS.map(|(name, _)| name)),
         closed(
             "reason",
-            "why a request was relayed or decoded plainly, or plainly to its end; empty if it was not",
+            "why a request was passed through or decoded plainly, or plainly to its end; empty if it was not",
             &reasons,
         ),
         open("replica", "backend and address of a replica"),

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Relay everything.
+    /// Pass everything through.
     Off,
-    /// Relay and draft in the shadow, never speculate.
+    /// Pass requests through and draft in the shadow, never speculate.
     Observe,
     /// Speculate where it pays.
     #[default]

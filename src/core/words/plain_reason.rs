@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PlainReason {
     /// In the control group.
-    Holdback,
+    ControlGroup,
     /// The mode of the process or of the backend is `observe`.
     Observe,
     /// Speculation is not expected to pay.
@@ -32,7 +32,7 @@ pub enum PlainReason {
     GateAcceptance,
     /// Speculation was measured slower than plain decoding.
     GateControl,
-    /// The regret budget is used up.
+    /// The regret budget of the replica is empty: recent speculation cost more than it saved.
     GateRegret,
     /// The draft tokens in flight delay first tokens by as much as the policy allows.
     GateFirstToken,
@@ -50,7 +50,7 @@ pub enum PlainReason {
     Shadow,
     /// A parser of the server's takes reasoning or tool calls out of its chats.
     Parser,
-    /// The server binds the sampling by a grammar, or has not said yet that it does not.
+    /// A grammar of the server binds the sampling, or the server has not reported that none does.
     Grammar,
     /// No drafter had a proposal.
     NoDraft,
@@ -76,7 +76,7 @@ pub enum PlainReason {
 impl PlainReason {
     /// Every reason, in the order of the documentation.
     pub const ALL: [Self; 31] = [
-        Self::Holdback,
+        Self::ControlGroup,
         Self::Observe,
         Self::NoGain,
         Self::NotMeasured,
@@ -112,7 +112,7 @@ impl PlainReason {
     /// The name in headers, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Holdback => "holdback",
+            Self::ControlGroup => "control_group",
             Self::Observe => "observe",
             Self::NoGain => "no_gain",
             Self::NotMeasured => "not_measured",
@@ -166,7 +166,7 @@ impl PlainReason {
             | Self::Client
             | Self::Policy
             | Self::Draining => true,
-            Self::Holdback
+            Self::ControlGroup
             | Self::NoGain
             | Self::NotMeasured
             | Self::MaxGap
@@ -186,39 +186,45 @@ impl PlainReason {
     /// The reason in plain words.
     pub const fn words(self) -> &'static str {
         match self {
-            Self::Holdback => "it is held back as control group",
-            Self::Observe => "the process observes",
+            Self::ControlGroup => "the request is in the control group, which is decoded plainly",
+            Self::Observe => "the mode of the process or of the backend is observe",
             Self::NoGain => "speculation is not expected to pay",
             Self::NotMeasured => {
-                "the cost of a plain token on this replica is not measured yet, or is measured again"
+                "the cost of a plain token on this replica is not measured yet, or is due to be measured again"
             }
-            Self::Budget => "rejected drafts have used up their share of the time next to others' requests",
+            Self::Budget => {
+                "rejected draft tokens have taken 2 % of the replica's time while it serves other requests"
+            }
             Self::ContextTooLong => "the context is longer than a verify request may be",
             Self::MaxGap => "even the shortest round takes longer than gates.max_gap",
-            Self::UntrustedIds => "the token ids of its prompt or output are not certain",
-            Self::GateLoad => "the server is loaded",
-            Self::GateStale => "the server's last load report is too old",
-            Self::GateAcceptance => "too few drafted tokens are accepted",
+            Self::UntrustedIds => "the token ids of the prompt or of the output are not certain",
+            Self::GateLoad => "the engine is loaded beyond gates.waiting or gates.kv of the policy",
+            Self::GateStale => "the engine's last load report is older than the policy allows",
+            Self::GateAcceptance => "the share of accepted draft tokens is below the policy's minimum",
             Self::GateControl => "speculation was measured slower than plain decoding",
-            Self::GateRegret => "the regret budget is used up",
-            Self::GateFirstToken => "more draft tokens in flight would delay first tokens too much",
-            Self::GateMemory => "memory is short",
-            Self::GateHealth => "the replica is not healthy",
-            Self::BackendSpeculates => "the server speculates by itself",
-            Self::Client => "the client asks for plain decoding",
-            Self::Policy => "the policy says plain",
-            Self::Shadow => "the policy says shadow",
-            Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
-            Self::Grammar => "the server binds the output by a grammar, or has not said yet that it does not",
+            Self::GateRegret => "paused: recent speculation here cost more than it saved",
+            Self::GateFirstToken => {
+                "more draft tokens in flight would delay first tokens by more than gates.first_token allows"
+            }
+            Self::GateMemory => "the memory of bodies and sessions has reached limits.memory",
+            Self::GateHealth => "the replica is down or disabled, or its circuit breaker is open",
+            Self::BackendSpeculates => "the engine speculates itself",
+            Self::Client => "plain decoding was requested by the client",
+            Self::Policy => "the policy has mode: plain",
+            Self::Shadow => "the policy has mode: shadow",
+            Self::Parser => "the server takes reasoning or tool calls out of the text of its chats",
+            Self::Grammar => {
+                "a grammar of the server binds the output, or the server has not reported yet that none does"
+            }
             Self::NoDraft => "no drafter has a proposal",
-            Self::HeldBackText => "the backend holds back text that may be part of a stop text",
-            Self::NoVerifyMethod => "verify.allow has none of the exact methods of the server",
+            Self::HeldBackText => "the server withholds text that may be part of a stop text",
+            Self::NoVerifyMethod => "verify.allow lists none of the exact verification methods of the server",
             Self::Undecided => "no verification method could decide the next token",
             Self::DraftFault => "a drafter failed",
             Self::VerifyFault => "a verify request failed",
             Self::UpstreamError => "the backend answered with an error, or its answer broke off",
             Self::RetryAfter => {
-                "the server asked for a pause, or does not show at the moment which process it is"
+                "the server requested a pause, or its process cannot be identified at the moment"
             }
             Self::Draining => "the process is draining",
         }

@@ -1,22 +1,22 @@
 //! The one reason that a request's record carries.
 
-use super::{PlainReason, RelayReason};
+use super::{PassthroughReason, PlainReason};
 
 /// Reason for which a request was not speculated on, or not to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// A session decoded plainly.
     Plain(PlainReason),
-    /// The request was relayed.
-    Relay(RelayReason),
+    /// The request was passed through.
+    Passthrough(PassthroughReason),
 }
 
 impl Reason {
-    /// `plain` or `relayed`: the kind of request that it is a reason for.
+    /// `plain` or `passthrough`: the kind of request that it is a reason for.
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Plain(_) => "plain",
-            Self::Relay(_) => "relayed",
+            Self::Passthrough(_) => "passthrough",
         }
     }
 
@@ -24,7 +24,7 @@ impl Reason {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plain(reason) => reason.name(),
-            Self::Relay(reason) => reason.name(),
+            Self::Passthrough(reason) => reason.name(),
         }
     }
 
@@ -32,7 +32,7 @@ impl Reason {
     pub const fn words(self) -> &'static str {
         match self {
             Self::Plain(reason) => reason.words(),
-            Self::Relay(reason) => reason.words(),
+            Self::Passthrough(reason) => reason.words(),
         }
     }
 }
@@ -43,8 +43,8 @@ impl From<PlainReason> for Reason {
     }
 }
 
-impl From<RelayReason> for Reason {
-    fn from(reason: RelayReason) -> Self {
-        Self::Relay(reason)
+impl From<PassthroughReason> for Reason {
+    fn from(reason: PassthroughReason) -> Self {
+        Self::Passthrough(reason)
     }
 }

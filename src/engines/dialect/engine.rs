@@ -10,7 +10,7 @@ use super::{
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, call_grammar, is_strict};
 use crate::parse::{Parsers, ToolFormat};
 use foretell_core::units::TokenId;
-use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{VerifyMethod, VerifyResult};
 use serde_json::Value;
 
@@ -144,7 +144,7 @@ pub struct Engine {
     pub parsers: Parsers,
     /// It tells that it was started without any, so that its text is that of its tokens.
     pub unparsed: bool,
-    /// A grammar goes on from the output that is sent with a request (our own target), so that a
+    /// A grammar goes on from the output that is sent with a request (`foretell target`), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
     /// Tokens that a head of its model can propose with an answer; 0 if it has none.
@@ -277,7 +277,7 @@ impl Engine {
         (sampling, known)
     }
 
-    /// Reason why this request may not be speculated on here; `None` if it may.
+    /// Reason why this request is not eligible here; `None` if it is.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) =
             self.refuses_bound(request, sampling).or_else(|| self.refuses_rendered(request))
@@ -285,20 +285,20 @@ impl Engine {
             return Some(refused);
         }
         if let Some(doubted) = self.confirmation.as_ref().and_then(|of| of.doubted(sampling)) {
-            return Some(Refused::by(RelayReason::DefaultsUnknown, doubted));
+            return Some(Refused::by(PassthroughReason::DefaultsUnknown, doubted));
         }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
             let seed = sampling.seed.map_or("temperature", |_| "seed");
-            return Some(Refused::by(RelayReason::Seed, seed));
+            return Some(Refused::by(PassthroughReason::Seed, seed));
         }
         // Before `min_tokens` the target's sampler excludes the stop tokens too, which later calls
         // do not send.
         if sampling.min_tokens > 0 && !request.stop_token_ids.is_empty() {
-            return Some(Refused::by(RelayReason::Parameter, "min_tokens"));
+            return Some(Refused::by(PassthroughReason::Parameter, "min_tokens"));
         }
         if self.limit(request) == MaxTokens::Unknown {
-            return Some(Refused::by(RelayReason::DefaultsUnknown, "max_tokens"));
+            return Some(Refused::by(PassthroughReason::DefaultsUnknown, "max_tokens"));
         }
         self.dialect.codec().refuses(self, request, sampling)
     }
@@ -309,7 +309,7 @@ impl Engine {
         if self.continues_grammar {
             // A forced call that has no grammar here.
             let unbound = request.forced.is_some() && sampling.grammar.is_none();
-            return Refused::by_first(RelayReason::Tools, &[(unbound, "tool_choice")]);
+            return Refused::by_first(PassthroughReason::Tools, &[(unbound, "tool_choice")]);
         }
         let asked = sampling.grammar.as_ref().map(|grammar| grammar.parameter);
         let strict = || {
@@ -318,11 +318,11 @@ impl Engine {
         };
         let named = asked.or_else(|| request.forced.is_some().then_some("tool_choice"));
         let named = named.or_else(|| strict().then_some("tools"));
-        named.map(|parameter| Refused::by(RelayReason::Structured, parameter))
+        named.map(|parameter| Refused::by(PassthroughReason::Structured, parameter))
     }
 
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or
-    /// whose answer needs an output parser; `None` if it may be speculated on.
+    /// whose answer needs an output parser; `None` if it is eligible.
     fn refuses_rendered(&self, request: &Request) -> Option<Refused> {
         // The first token comes with the prompt of exactly this request.
         let tells = self.renders || self.tells_first_token(request);
@@ -333,7 +333,7 @@ impl Engine {
             let stops = tools && !request.stop.is_empty();
             let whole = tools && !request.stream && !self.derenders;
             let names = [(unparsed, "tools"), (stops, "stop"), (whole, "stream")];
-            Refused::by_first(RelayReason::Tools, &names)
+            Refused::by_first(PassthroughReason::Tools, &names)
         })
     }
 

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{Dialect, Engine, Usual};
 use crate::openai::parameters::{Field, Owner, TABLE, Treatment};
 use crate::openai::{Defaults, Judgement, Route, judge};
-use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_core::words::{PassthroughReason, VerifyMethod};
 
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
@@ -41,9 +41,9 @@ const MODEL: &str = "m";
 /// How a request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It may be speculated on, by this verification method first.
+    /// It is eligible, by this verification method first.
     Speculates(VerifyMethod),
-    Relayed(RelayReason),
+    Passthrough(PassthroughReason),
     /// It decodes plainly: the engine does not report the ids of its tokens.
     Plain,
 }
@@ -53,11 +53,11 @@ impl Fate {
         let body = body.to_string().into_bytes();
         let request = match judge(route, &body) {
             Judgement::Eligible(request) => request,
-            Judgement::Relay { reason, .. } => return Self::Relayed(reason),
+            Judgement::Passthrough { reason, .. } => return Self::Passthrough(reason),
         };
         let (sampling, settled) = engine.sampling(&request);
         if let Some(refused) = engine.refuses(&request, &sampling) {
-            return Self::Relayed(refused.reason);
+            return Self::Passthrough(refused.reason);
         }
         let tells = engine.dialect.codec().tells_ids(route);
         if !tells && !engine.tells_first_token(&request) {
@@ -66,15 +66,15 @@ impl Fate {
         let first = engine.methods_for(&request, &sampling, settled).first().copied();
         match first {
             Some(method) => Self::Speculates(method),
-            None if settled => Self::Relayed(RelayReason::NoVerifyMethod),
-            None => Self::Relayed(RelayReason::DefaultsUnknown),
+            None if settled => Self::Passthrough(PassthroughReason::NoVerifyMethod),
+            None => Self::Passthrough(PassthroughReason::DefaultsUnknown),
         }
     }
 
     fn label(self) -> String {
         match self {
             Self::Speculates(method) => method.name().to_owned(),
-            Self::Relayed(reason) => format!("– {}", reason.name()),
+            Self::Passthrough(reason) => format!("– {}", reason.name()),
             Self::Plain => "plain".to_owned(),
         }
     }
@@ -192,7 +192,7 @@ pub fn reference() -> String {
             Treatment::Rendered(reason) => {
                 format!("where the engine renders the request; else – {}", reason.name())
             }
-            Treatment::Relay(reason) => format!("– {}", reason.name()),
+            Treatment::Passthrough(reason) => format!("– {}", reason.name()),
         };
         let _ = writeln!(text, "| `{}` | {} | {} | {told} |", row.name, row.routes.names(), owner(row.owner));
     }
@@ -219,24 +219,24 @@ shows the result for your server and your request.
 to the last bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's own sample
 at its position, so the distribution is the engine's own. With a seed a request is speculated on only where the engine's
 noise is a function of the seed and the position (`onnx`; vLLM where the probe has seen it): then the text is identical;
-elsewhere it is relayed. A policy may choose a lossy rule: then the distribution of outputs is within `max_drift` of the
-engine's own in total variation (with `max_drift: null`, within the mean of what outputs are charged), and each answer
-reports what it was charged; that figure of a single answer is no bound.
+elsewhere it is passed through. A policy may choose a lossy rule: then the distribution of outputs is within `max_drift`
+of the engine's own in total variation (with `max_drift: null`, within the mean drift of outputs), and each answer
+reports its drift, for example 0.08 of at most 0.20; that figure of a single answer is no bound.
 
 An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and
 ends with an error where another one answers at the address ([faults](fleet.md#faults-of-an-engine)).
 
 **A request that is not speculated on passes as it is.** A request that will not be speculated on (`mode: observe` and
-`off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a relayed request, a server that speculates itself)
-leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what that adds
-is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat before
-SGLang may be asked for in two parts ([how](engines.md#sglang)), whose events are written here. `usage.foretell` is in
-speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
+`off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a passthrough request, a server that speculates
+itself) leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what
+that adds is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat
+with SGLang may be requested in two parts ([how](engines.md#sglang)), whose events are written here. `usage.foretell` is
+in speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
 `--enable-scale-out`), or of an SGLang with `--enable-cache-report`: `prompt_tokens_details`, which they report at the
 end of their own streams only; it is null there.
 
-In a cell, `score`, `fan_out` or `tree` is the verification method; `–` means that the request is relayed as
-it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
+In a cell, `score`, `fan_out` or `tree` is the verification method; `–` means that the request is passed through as it
+is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
 entries are temperature 0 / 0.8. The engines have their metrics on, prefix caching on, everything known of their
 defaults, and, for vLLM, the token endpoint (`--enable-scale-out`, 0.15 to 0.33; without it `fan_out` stands for
 `score`). Other servers are passed through: TensorRT-LLM, Triton, LMDeploy, TGI, Ollama, mlx-lm and hosted services.
@@ -245,8 +245,8 @@ defaults, and, for vLLM, the token endpoint (`--enable-scale-out`, 0.15 to 0.33;
 const OTHERS: &str = "
 ## Other parameters
 
-On every engine. A request with a parameter that is not in this list is relayed (`unknown_parameter`): passed on, never
-dropped.
+On every engine. A request with a parameter that is not in this list is passed through (`unknown_parameter`): passed on,
+never dropped.
 
 | parameter | routes | API | how the request is served |
 |---|---|---|---|
@@ -285,8 +285,8 @@ mod tests {
                 body.insert("stream".to_owned(), json!(stream));
                 body.extend(more.as_object().unwrap().clone());
                 let fate = Fate::of(&engine, Route::Chat, &Value::Object(body));
-                let relayed = fate == Fate::Relayed(RelayReason::Structured);
-                assert_eq!(relayed, !engine.continues_grammar, "{:?} {more}: {fate:?}", engine.dialect);
+                let passthrough = fate == Fate::Passthrough(PassthroughReason::Structured);
+                assert_eq!(passthrough, !engine.continues_grammar, "{:?} {more}: {fate:?}", engine.dialect);
             }
         }
     }

@@ -30,7 +30,7 @@ use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order}
 use crate::translation::Thinking;
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
-use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 
 const COMPLETION: &str = "/completion";
@@ -138,8 +138,8 @@ impl Codec for LlamaCpp {
         ];
         let sets = |name: &&str| request.body.get(*name).is_some_and(|value| !value.is_null());
         let switched_off = engine.own_samplers.iter().copied().find(sets);
-        Refused::by_first(RelayReason::Parameter, &parameters)
-            .or_else(|| switched_off.map(|name| Refused::by(RelayReason::Parameter, name)))
+        Refused::by_first(PassthroughReason::Parameter, &parameters)
+            .or_else(|| switched_off.map(|name| Refused::by(PassthroughReason::Parameter, name)))
     }
 
     fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {

@@ -118,7 +118,7 @@ pub struct Findings {
     /// Findings about the engine's prefix cache.
     pub cache: Cache,
     /// More than one engine seems to answer: a text that was sent was not found cached.
-    pub balanced: bool,
+    pub several_engines: bool,
     /// Reason why it is not known how many engines answer, after a probe for that; `None` if it is.
     pub unchecked: Option<String>,
     /// Verification methods that were given up, with the reason.

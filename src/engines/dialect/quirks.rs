@@ -17,7 +17,8 @@ pub struct Quirks {
     /// introduction that it answered. Needed where one of these waits for the model: a late answer
     /// would look like an outage during every long prefill.
     pub same_by: &'static [&'static str],
-    /// The most common configuration, for the page of guarantees; `None` if it is only relayed to.
+    /// The most common configuration, for the page of guarantees; `None` if requests to it are only
+    /// passed through.
     pub usual: Option<Usual>,
     /// The noise of a seeded request may be a function of the position in some version or setting
     /// (vLLM: the V2 model runner), so the probe tests for it.

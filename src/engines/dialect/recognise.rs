@@ -174,9 +174,9 @@ pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&'static str> {
     dialect.codec().engine(answers).ok()?.started.map(|_| page)
 }
 
-/// The questions to a server whose dialect the operator has named, or not (`None`). One that is
-/// only relayed gets no questions about other dialects: a hosted service receives a request for its
-/// list of models only.
+/// The questions to a server whose dialect the operator has named, or not (`None`). One to
+/// which requests are only passed through gets no questions about other dialects: a hosted service
+/// receives a request for its list of models only.
 pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
     match dialect {
         Some(Dialect::OpenAi | Dialect::Mlx | Dialect::Lmdeploy) => vec![Question::get(MODELS)],
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_only_relayed_by_name_is_asked_for_its_models_and_no_more() {
+    fn a_server_that_is_passthrough_by_name_is_asked_for_its_models_and_no_more() {
         let paths = |dialect| -> Vec<String> {
             introduction_to(Some(dialect)).into_iter().map(|question| question.path.into_owned()).collect()
         };

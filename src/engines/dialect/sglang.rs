@@ -33,7 +33,7 @@ use super::{
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F, order};
 use foretell_core::units::TokenId;
-use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/generate";
@@ -159,11 +159,12 @@ impl Codec for Sglang {
             (deaf, "stop_token_ids"),
         ];
         let counted = engine.counts_reasoning && request.route == Route::Completions && !request.stream;
-        Refused::by_first(RelayReason::Parameter, &sampling.counting())
-            .or_else(|| Refused::by_first(RelayReason::Parameter, &parameters))
-            .or_else(|| counted.then(|| RelayReason::Reasoning.into()))
+        Refused::by_first(PassthroughReason::Parameter, &sampling.counting())
+            .or_else(|| Refused::by_first(PassthroughReason::Parameter, &parameters))
+            .or_else(|| counted.then(|| PassthroughReason::Reasoning.into()))
             .or_else(|| {
-                open(engine, request, sampling).map(|name| Refused::by(RelayReason::DefaultsUnknown, name))
+                open(engine, request, sampling)
+                    .map(|name| Refused::by(PassthroughReason::DefaultsUnknown, name))
             })
     }
 

@@ -38,7 +38,7 @@ use crate::openai::{Additive, Defaults, GenerationConfig, Request, Route, Sampli
 use crate::translation::Thinking;
 use foretell_core::session::StopBuffer;
 use foretell_core::units::TokenId;
-use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{VerifyMethod, VerifyResult};
 use token_endpoint::{GENERATE, MAX_LOGPROBS};
 
@@ -213,8 +213,8 @@ impl Codec for Vllm {
     /// here.
     fn refuses(&self, engine: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
         let marked = (engine.watermarks && sampling.temperature > 0.0, "watermarking");
-        Refused::by_first(RelayReason::Parameter, &sampling.output_penalties())
-            .or_else(|| Refused::by_first(RelayReason::Parameter, &[marked]))
+        Refused::by_first(PassthroughReason::Parameter, &sampling.output_penalties())
+            .or_else(|| Refused::by_first(PassthroughReason::Parameter, &[marked]))
             .or_else(|| unknown_penalty(engine, sampling))
     }
 
@@ -438,7 +438,7 @@ fn unknown_penalty(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
     let fields = [SamplingField::PresencePenalty, SamplingField::FrequencyPenalty];
     let open = fields.into_iter().find(|&field| !sampling.set_by_client.has(field));
     let open = open.filter(|_| penalty_defaults(engine) && engine.defaults.is_none());
-    open.map(|field| Refused::by(RelayReason::DefaultsUnknown, field.name()))
+    open.map(|field| Refused::by(PassthroughReason::DefaultsUnknown, field.name()))
 }
 
 /// The limit of the output in the engine's parameters, if it is below `room`, what the context

@@ -11,7 +11,7 @@ pub const GAMMA_MAX: u8 = foretell_core::session::GAMMA_MAX as u8;
 /// The client's instruction to Foretell, the strictest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Control {
-    /// Relay this request unchanged.
+    /// Pass this request through unchanged.
     Off,
     /// Serve it by a session that never speculates.
     Plain,

@@ -1,6 +1,6 @@
-//! Decides whether a request may be speculated on. Every parameter is looked up in the table; if
-//! one is not carried exactly, the whole request is relayed, with a reason and the parameter that
-//! caused it.
+//! Decides whether a request is eligible. Every parameter is looked up in the table; if
+//! one is not carried exactly, the whole request is passed through, with a reason and the parameter
+//! that caused it.
 
 use serde_json::{Map, Value};
 
@@ -9,17 +9,17 @@ use super::json;
 use super::parameters::{self, Parameter, Treatment};
 use super::request::{Prompt, Request, Route};
 use super::sampling::Sampling;
-use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{PassthroughReason, Refused};
 
 /// The decision about a request, by its body alone.
 #[derive(Clone, Debug)]
 pub enum Judgement {
-    /// It may be speculated on.
+    /// It is eligible.
     Eligible(Box<Request>),
-    /// The request is relayed.
-    Relay {
+    /// The request is passed through.
+    Passthrough {
         /// The first reason found.
-        reason: RelayReason,
+        reason: PassthroughReason,
         /// The parameter that caused it; `None` if it is another reason.
         parameter: Option<String>,
     },
@@ -33,28 +33,28 @@ pub struct Finding {
     /// Its row in the table; `None` if the parameter is unknown.
     pub row: Option<&'static Parameter>,
     /// Reason why it prevents speculation; `None` if it does not.
-    pub refused: Option<RelayReason>,
+    pub refused: Option<PassthroughReason>,
 }
 
 /// Judges the body of a request.
 pub fn judge(route: Route, body: &[u8]) -> Judgement {
     let Some((request, findings)) = understand(route, body) else {
-        return Judgement::Relay { reason: RelayReason::Body, parameter: None };
+        return Judgement::Passthrough { reason: PassthroughReason::Body, parameter: None };
     };
     match refusal(&findings) {
-        Some((reason, parameter)) => Judgement::Relay { reason, parameter: Some(parameter.to_owned()) },
+        Some((reason, parameter)) => Judgement::Passthrough { reason, parameter: Some(parameter.to_owned()) },
         None => Judgement::Eligible(Box::new(request)),
     }
 }
 
-/// Reason why a request with these parameters may not be speculated on, and the parameter that
+/// Reason why a request with these parameters is not eligible, and the parameter that
 /// caused it; `None` if it may.
-pub fn refusal(findings: &[Finding]) -> Option<(RelayReason, &str)> {
+pub fn refusal(findings: &[Finding]) -> Option<(PassthroughReason, &str)> {
     findings.iter().find_map(|finding| Some((finding.refused?, finding.parameter.as_str())))
 }
 
 /// Judges every parameter by itself, and reads all that can be read; `None` if the body is not a
-/// JSON object. The request may be speculated on only if no finding refuses it.
+/// JSON object. The request is eligible only if no finding refuses it.
 pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> {
     let Some(Value::Object(members)) = json::parse(body) else { return None };
     let mut request = blank(route);
@@ -71,7 +71,7 @@ pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> 
     // Backends refuse `stream_options` without `stream`; the first call always streams, and would
     // hide that error.
     if !request.stream {
-        refuse(&mut findings, "stream_options", RelayReason::Parameter);
+        refuse(&mut findings, "stream_options", PassthroughReason::Parameter);
     }
     request.body = members;
     Some((request, findings))
@@ -80,7 +80,7 @@ pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> 
 fn look_up(route: Route, name: &str, value: &Value, request: &mut Request) -> Finding {
     let row = parameters::find(route, name);
     let refused = match row.map(|row| row.treatment) {
-        None => Some(RelayReason::UnknownParameter),
+        None => Some(PassthroughReason::UnknownParameter),
         Some(Treatment::Carried(field) | Treatment::Emulated(field)) => {
             fields::read(field, value, request).err()
         }
@@ -92,7 +92,7 @@ fn look_up(route: Route, name: &str, value: &Value, request: &mut Request) -> Fi
         Some(Treatment::Neutral(plain, reason)) => {
             (!plain.iter().any(|plain| plain.is(value))).then_some(reason)
         }
-        Some(Treatment::Relay(reason)) => Some(reason),
+        Some(Treatment::Passthrough(reason)) => Some(reason),
     };
     Finding { parameter: name.to_owned(), row, refused }
 }
@@ -107,12 +107,16 @@ fn require(route: Route, members: &Map<String, Value>, findings: &mut Vec<Findin
     for name in ["model", subject] {
         if members.get(name).is_none_or(Value::is_null) {
             let row = parameters::find(route, name);
-            findings.push(Finding { parameter: name.to_owned(), row, refused: Some(RelayReason::Body) });
+            findings.push(Finding {
+                parameter: name.to_owned(),
+                row,
+                refused: Some(PassthroughReason::Body),
+            });
         }
     }
 }
 
-fn refuse(findings: &mut [Finding], name: &str, reason: RelayReason) {
+fn refuse(findings: &mut [Finding], name: &str, reason: PassthroughReason) {
     if let Some(finding) = findings.iter_mut().find(|finding| finding.parameter == name) {
         finding.refused.get_or_insert(reason);
     }

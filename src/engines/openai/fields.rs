@@ -1,7 +1,7 @@
 //! Reads the carried parameters, each within the range in which all backends interpret it alike.
 //!
-//! A value out of range is not an error here: the request is relayed unchanged, and the backend
-//! returns its own error.
+//! A value out of range is not an error here: the request is passed through unchanged, and the
+//! backend returns its own error.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use super::request::{Prompt, Request};
 use super::sampling::{Sampling, SamplingField};
 use super::tool_calls::ForcedCalls;
 use foretell_core::units::TokenId;
-use foretell_core::words::{Refused, RelayReason as R};
+use foretell_core::words::{PassthroughReason as R, Refused};
 
 /// Reads the value of one carried parameter into the request.
 ///
 /// # Errors
-/// Reason why a request with this value may not be speculated on.
+/// Reason why a request with this value is not eligible.
 pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R> {
     let sampling = &mut request.sampling;
     if let Some(said) = sampling_field(field) {

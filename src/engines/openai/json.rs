@@ -4,7 +4,7 @@
 //! Parsers differ in which of two equal keys wins. If Foretell read one and the backend the other,
 //! the two would answer different requests. And an integer of more than 64 bits, kept as a double,
 //! would leave as another number: a chat template prints the schemas of tools, so the prompt would
-//! be another. A request with such a body is relayed.
+//! be another. A request with such a body is passed through.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};

@@ -1,17 +1,17 @@
-//! The messages of a chat: plain text may be speculated on; so may tool calls, their results and
+//! The messages of a chat: plain text is eligible; so are tool calls, their results and
 //! reasoning of earlier turns, where the engine tells the prompt that its template makes of them.
 //!
 //! The messages themselves are never rewritten.
 
 use serde_json::Value;
 
-use foretell_core::words::RelayReason as R;
+use foretell_core::words::PassthroughReason as R;
 
-/// Checks the messages. Returns the reason to relay them where the engine does not report the
+/// Checks the messages. Returns the reason to pass them through where the engine does not report the
 /// prompt that its template makes of them; `None` if they are only text.
 ///
 /// # Errors
-/// Reason why they are not eligible for speculation.
+/// Reason why they are not eligible.
 pub fn check(value: &Value) -> Result<Option<R>, R> {
     let messages = value.as_array().filter(|messages| !messages.is_empty()).ok_or(R::Body)?;
     let mut rendered = None;
@@ -42,7 +42,8 @@ fn part_text(part: &Value) -> Option<&str> {
     part.get("text").and_then(Value::as_str).filter(|_| kind == Some("text"))
 }
 
-/// Checks one message; returns the reason to relay it where the engine does not tell the prompt.
+/// Checks one message; returns the reason to pass it through where the engine does not tell the
+/// prompt.
 fn check_message(message: &Value) -> Result<Option<R>, R> {
     let members = message.as_object().ok_or(R::Body)?;
     let mut rendered = None;

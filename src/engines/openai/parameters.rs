@@ -2,14 +2,14 @@
 //! llama.cpp.
 //!
 //! One row per name (and per route, where the meaning differs). A request with a parameter that is
-//! not in the table is relayed; so is one with a parameter that no test has shown to be carried
-//! exactly. Reasons for single rows are in the comments above them. A `null` is an absent parameter
-//! everywhere.
+//! not in the table is passed through; so is one with a parameter that no test has shown to be
+//! carried exactly. Reasons for single rows are in the comments above them. A `null` is an absent
+//! parameter everywhere.
 
 use serde_json::Value;
 
 use super::request::Route;
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 
 /// The routes on which a parameter exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,13 +169,13 @@ pub enum Treatment {
     /// Sent with the first call; it does not change the output.
     Inert,
     /// Changes the prompt, and perhaps more: carried where the engine tells the prompt and the
-    /// sampling of exactly this request ([`crate::dialect::Engine::renders`]), else relayed for
-    /// this reason.
-    Rendered(RelayReason),
-    /// No effect at these values; at any other the request is relayed.
-    Neutral(&'static [Plain], RelayReason),
-    /// Relayed at every value.
-    Relay(RelayReason),
+    /// sampling of exactly this request ([`crate::dialect::Engine::renders`]), else passed through
+    /// for this reason.
+    Rendered(PassthroughReason),
+    /// No effect at these values; at any other the request is passed through.
+    Neutral(&'static [Plain], PassthroughReason),
+    /// Passed through at every value.
+    Passthrough(PassthroughReason),
 }
 
 impl Treatment {
@@ -187,7 +187,7 @@ impl Treatment {
             Self::Inert => "inert",
             Self::Rendered(_) => "rendered",
             Self::Neutral(..) => "neutral",
-            Self::Relay(_) => "relayed",
+            Self::Passthrough(_) => "passthrough",
         }
     }
 }
@@ -215,9 +215,9 @@ const fn row(name: &'static str, routes: Routes, owner: Owner, treatment: Treatm
 }
 
 use Owner::{LlamaCpp, OpenAi, Sglang, Vllm};
-use RelayReason as R;
+use PassthroughReason as R;
 use Routes::{Both, Chat, Completions};
-use Treatment::{Carried, Emulated, Inert, Neutral, Relay, Rendered};
+use Treatment::{Carried, Emulated, Inert, Neutral, Passthrough, Rendered};
 
 const FALSE: &[Plain] = &[Plain::Bool(false)];
 const TRUE: &[Plain] = &[Plain::Bool(true)];
@@ -243,8 +243,8 @@ pub static TABLE: &[Parameter] = &[
     row("presence_penalty", Both, OpenAi, Carried(Field::PresencePenalty)),
     row("frequency_penalty", Both, OpenAi, Carried(Field::FrequencyPenalty)),
     row("logit_bias", Both, OpenAi, Carried(Field::LogitBias)),
-    // The dialect decides whether the engine's seeded noise can be continued (otherwise relayed,
-    // `seed`).
+    // The dialect decides whether the engine's seeded noise can be continued (otherwise passed
+    // through, `seed`).
     row("seed", Both, OpenAi, Carried(Field::Seed)),
     row("stop", Both, OpenAi, Carried(Field::Stop)),
     row("stream", Both, OpenAi, Carried(Field::Stream)),
@@ -263,20 +263,20 @@ pub static TABLE: &[Parameter] = &[
     row("store", Chat, OpenAi, Inert),
     row("service_tier", Chat, OpenAi, Inert),
     row("echo", Completions, OpenAi, Neutral(FALSE, R::Parameter)),
-    row("logprobs", Completions, OpenAi, Relay(R::Parameter)),
+    row("logprobs", Completions, OpenAi, Passthrough(R::Parameter)),
     row("logprobs", Chat, OpenAi, Neutral(FALSE, R::Parameter)),
     row("top_logprobs", Chat, OpenAi, Neutral(ZERO, R::Parameter)),
-    row("suffix", Completions, OpenAi, Relay(R::Parameter)),
+    row("suffix", Completions, OpenAi, Passthrough(R::Parameter)),
     row("verbosity", Chat, OpenAi, Rendered(R::Parameter)),
     row("reasoning_effort", Chat, OpenAi, Rendered(R::Reasoning)),
     row("response_format", Chat, OpenAi, Carried(Field::ResponseFormat)),
     row("tools", Chat, OpenAi, Carried(Field::Tools)),
     row("tool_choice", Chat, OpenAi, Carried(Field::ToolChoice)),
     row("parallel_tool_calls", Chat, OpenAi, Carried(Field::ParallelToolCalls)),
-    row("functions", Chat, OpenAi, Relay(R::Tools)),
+    row("functions", Chat, OpenAi, Passthrough(R::Tools)),
     row("function_call", Chat, OpenAi, Neutral(NONE, R::Tools)),
-    row("web_search_options", Chat, OpenAi, Relay(R::Tools)),
-    row("audio", Chat, OpenAi, Relay(R::Multimodal)),
+    row("web_search_options", Chat, OpenAi, Passthrough(R::Tools)),
+    row("audio", Chat, OpenAi, Passthrough(R::Multimodal)),
     row("modalities", Chat, OpenAi, Neutral(TEXT_ONLY, R::Multimodal)),
 
     // vLLM (and, where the names agree, SGLang and others).
@@ -295,55 +295,55 @@ pub static TABLE: &[Parameter] = &[
     row("watermarking", Both, Vllm, Neutral(FALSE, R::Parameter)),
     row("skip_special_tokens", Both, Vllm, Neutral(TRUE, R::Parameter)),
     row("spaces_between_special_tokens", Both, Vllm, Neutral(TRUE, R::Parameter)),
-    row("truncate_prompt_tokens", Both, Vllm, Relay(R::Parameter)),
-    row("truncation_side", Both, Vllm, Relay(R::Parameter)),
-    row("allowed_token_ids", Both, Vllm, Relay(R::Parameter)),
+    row("truncate_prompt_tokens", Both, Vllm, Passthrough(R::Parameter)),
+    row("truncation_side", Both, Vllm, Passthrough(R::Parameter)),
+    row("allowed_token_ids", Both, Vllm, Passthrough(R::Parameter)),
     row("bad_words", Both, Vllm, Neutral(NO_LIST, R::Parameter)),
-    row("prompt_logprobs", Both, Vllm, Relay(R::Parameter)),
-    row("logprob_token_ids", Both, Vllm, Relay(R::Parameter)),
+    row("prompt_logprobs", Both, Vllm, Passthrough(R::Parameter)),
+    row("logprob_token_ids", Both, Vllm, Passthrough(R::Parameter)),
     row("return_tokens_as_token_ids", Both, Vllm, Neutral(FALSE, R::Parameter)),
-    row("prompt_embeds", Completions, Vllm, Relay(R::Multimodal)),
+    row("prompt_embeds", Completions, Vllm, Passthrough(R::Multimodal)),
     row("add_special_tokens", Completions, Vllm, Neutral(TRUE, R::Parameter)),
     row("add_special_tokens", Chat, Vllm, Neutral(FALSE, R::Parameter)),
     row("response_format", Completions, Vllm, Carried(Field::ResponseFormat)),
     row("structured_outputs", Both, Vllm, Carried(Field::StructuredOutputs)),
-    row("guided_json", Both, Vllm, Relay(R::Structured)),
-    row("guided_regex", Both, Vllm, Relay(R::Structured)),
-    row("guided_choice", Both, Vllm, Relay(R::Structured)),
-    row("guided_grammar", Both, Vllm, Relay(R::Structured)),
-    row("guided_decoding_backend", Both, Vllm, Relay(R::Structured)),
-    row("guided_whitespace_pattern", Both, Vllm, Relay(R::Structured)),
-    row("structural_tag", Both, Vllm, Relay(R::Structured)),
+    row("guided_json", Both, Vllm, Passthrough(R::Structured)),
+    row("guided_regex", Both, Vllm, Passthrough(R::Structured)),
+    row("guided_choice", Both, Vllm, Passthrough(R::Structured)),
+    row("guided_grammar", Both, Vllm, Passthrough(R::Structured)),
+    row("guided_decoding_backend", Both, Vllm, Passthrough(R::Structured)),
+    row("guided_whitespace_pattern", Both, Vllm, Passthrough(R::Structured)),
+    row("structural_tag", Both, Vllm, Passthrough(R::Structured)),
     row("priority", Both, Vllm, Neutral(ZERO, R::Parameter)),
-    row("request_id", Both, Vllm, Relay(R::Parameter)),
-    row("session_id", Both, Vllm, Relay(R::Parameter)),
+    row("request_id", Both, Vllm, Passthrough(R::Parameter)),
+    row("session_id", Both, Vllm, Passthrough(R::Parameter)),
     row("routed_experts_prompt_start", Both, Vllm, Neutral(ZERO, R::Parameter)),
     row("return_token_offsets", Both, Vllm, Neutral(FALSE, R::Parameter)),
     row("return_mm_kwargs", Both, Vllm, Neutral(TRUE, R::Parameter)),
     row("return_prompt_text", Chat, Vllm, Neutral(FALSE, R::Parameter)),
-    row("cache_salt", Both, Vllm, Relay(R::Parameter)),
-    row("kv_transfer_params", Both, Vllm, Relay(R::Parameter)),
-    row("ec_transfer_params", Both, Vllm, Relay(R::Parameter)),
+    row("cache_salt", Both, Vllm, Passthrough(R::Parameter)),
+    row("kv_transfer_params", Both, Vllm, Passthrough(R::Parameter)),
+    row("ec_transfer_params", Both, Vllm, Passthrough(R::Parameter)),
     row("vllm_xargs", Both, Vllm, Neutral(NO_OBJECT, R::Parameter)),
-    row("repetition_detection", Both, Vllm, Relay(R::Parameter)),
+    row("repetition_detection", Both, Vllm, Passthrough(R::Parameter)),
     row("thinking_token_budget", Both, Vllm, Neutral(MINUS_ONE, R::Reasoning)),
     row("include_reasoning", Chat, Vllm, Neutral(TRUE, R::Reasoning)),
     row("stream_interval", Both, Vllm, Neutral(ONE, R::Parameter)),
-    row("logits_processors", Both, Vllm, Relay(R::Parameter)),
+    row("logits_processors", Both, Vllm, Passthrough(R::Parameter)),
     row("echo", Chat, Vllm, Neutral(FALSE, R::Parameter)),
     row("add_generation_prompt", Chat, Vllm, Neutral(TRUE, R::Parameter)),
     row("continue_final_message", Chat, Vllm, Neutral(FALSE, R::Parameter)),
     row("documents", Chat, Vllm, Rendered(R::Parameter)),
     row("chat_template", Chat, Vllm, Rendered(R::Parameter)),
     row("chat_template_kwargs", Chat, Vllm, Rendered(R::Parameter)),
-    row("media_io_kwargs", Chat, Vllm, Relay(R::Multimodal)),
-    row("mm_processor_kwargs", Chat, Vllm, Relay(R::Multimodal)),
+    row("media_io_kwargs", Chat, Vllm, Passthrough(R::Multimodal)),
+    row("mm_processor_kwargs", Chat, Vllm, Passthrough(R::Multimodal)),
 
     // SGLang.
-    row("regex", Both, Sglang, Relay(R::Structured)),
-    row("ebnf", Both, Sglang, Relay(R::Structured)),
-    row("json_schema", Both, Sglang, Relay(R::Structured)),
-    row("stop_regex", Both, Sglang, Relay(R::Parameter)),
+    row("regex", Both, Sglang, Passthrough(R::Structured)),
+    row("ebnf", Both, Sglang, Passthrough(R::Structured)),
+    row("json_schema", Both, Sglang, Passthrough(R::Structured)),
+    row("stop_regex", Both, Sglang, Passthrough(R::Parameter)),
     // Keeps stop tokens as well as stop strings, which `include_stop_str_in_output` does not.
     row("no_stop_trim", Both, Sglang, Neutral(FALSE, R::Parameter)),
     row("return_hidden_states", Both, Sglang, Neutral(FALSE, R::Parameter)),
@@ -352,91 +352,91 @@ pub static TABLE: &[Parameter] = &[
     row("return_cached_tokens_details", Both, Sglang, Neutral(FALSE, R::Parameter)),
     row("return_prompt_token_ids", Chat, Sglang, Neutral(FALSE, R::Parameter)),
     row("return_meta_info", Chat, Sglang, Neutral(FALSE, R::Parameter)),
-    row("lora_path", Both, Sglang, Relay(R::Parameter)),
-    row("session_params", Both, Sglang, Relay(R::Parameter)),
-    row("custom_params", Both, Sglang, Relay(R::Parameter)),
-    row("custom_logit_processor", Both, Sglang, Relay(R::Parameter)),
-    row("custom_labels", Completions, Sglang, Relay(R::Parameter)),
-    row("images_config", Both, Sglang, Relay(R::Multimodal)),
-    row("max_dynamic_patch", Chat, Sglang, Relay(R::Multimodal)),
-    row("min_dynamic_patch", Chat, Sglang, Relay(R::Multimodal)),
+    row("lora_path", Both, Sglang, Passthrough(R::Parameter)),
+    row("session_params", Both, Sglang, Passthrough(R::Parameter)),
+    row("custom_params", Both, Sglang, Passthrough(R::Parameter)),
+    row("custom_logit_processor", Both, Sglang, Passthrough(R::Parameter)),
+    row("custom_labels", Completions, Sglang, Passthrough(R::Parameter)),
+    row("images_config", Both, Sglang, Passthrough(R::Multimodal)),
+    row("max_dynamic_patch", Chat, Sglang, Passthrough(R::Multimodal)),
+    row("min_dynamic_patch", Chat, Sglang, Passthrough(R::Multimodal)),
     row("use_audio_in_video", Chat, Sglang, Neutral(FALSE, R::Multimodal)),
-    row("bootstrap_host", Both, Sglang, Relay(R::Parameter)),
-    row("bootstrap_port", Both, Sglang, Relay(R::Parameter)),
-    row("bootstrap_room", Both, Sglang, Relay(R::Parameter)),
-    row("routed_dp_rank", Both, Sglang, Relay(R::Parameter)),
-    row("disagg_prefill_dp_rank", Both, Sglang, Relay(R::Parameter)),
-    row("data_parallel_rank", Both, Sglang, Relay(R::Parameter)),
-    row("rid", Both, Sglang, Relay(R::Parameter)),
-    row("extra_key", Both, Sglang, Relay(R::Parameter)),
-    row("ngram_corpus_id", Both, Sglang, Relay(R::Parameter)),
-    row("sampling_seed", Both, Sglang, Relay(R::Seed)),
-    row("input_ids", Chat, Sglang, Relay(R::Parameter)),
-    row("task", Chat, Sglang, Relay(R::Parameter)),
-    row("reasoning", Chat, Sglang, Relay(R::Reasoning)),
+    row("bootstrap_host", Both, Sglang, Passthrough(R::Parameter)),
+    row("bootstrap_port", Both, Sglang, Passthrough(R::Parameter)),
+    row("bootstrap_room", Both, Sglang, Passthrough(R::Parameter)),
+    row("routed_dp_rank", Both, Sglang, Passthrough(R::Parameter)),
+    row("disagg_prefill_dp_rank", Both, Sglang, Passthrough(R::Parameter)),
+    row("data_parallel_rank", Both, Sglang, Passthrough(R::Parameter)),
+    row("rid", Both, Sglang, Passthrough(R::Parameter)),
+    row("extra_key", Both, Sglang, Passthrough(R::Parameter)),
+    row("ngram_corpus_id", Both, Sglang, Passthrough(R::Parameter)),
+    row("sampling_seed", Both, Sglang, Passthrough(R::Seed)),
+    row("input_ids", Chat, Sglang, Passthrough(R::Parameter)),
+    row("task", Chat, Sglang, Passthrough(R::Parameter)),
+    row("reasoning", Chat, Sglang, Passthrough(R::Reasoning)),
     row("separate_reasoning", Chat, Sglang, Neutral(TRUE, R::Reasoning)),
     row("stream_reasoning", Chat, Sglang, Neutral(TRUE, R::Reasoning)),
 
     // llama.cpp. Its sampling chain has its own defaults, so only values that switch a sampler off
     // are neutral, and where the operator has switched that sampler on its dialect refuses them.
-    row("n_predict", Both, LlamaCpp, Relay(R::Parameter)),
-    row("max_completion_tokens", Completions, LlamaCpp, Relay(R::Parameter)),
+    row("n_predict", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("max_completion_tokens", Completions, LlamaCpp, Passthrough(R::Parameter)),
     row("n_cmpl", Both, LlamaCpp, Neutral(ONE, R::Choices)),
     row("n_indent", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("n_keep", Both, LlamaCpp, Relay(R::Parameter)),
-    row("n_discard", Both, LlamaCpp, Relay(R::Parameter)),
+    row("n_keep", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("n_discard", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("n_probs", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
     row("post_sampling_probs", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
     row("min_keep", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("n_cache_reuse", Both, LlamaCpp, Relay(R::Parameter)),
+    row("n_cache_reuse", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("cache_prompt", Both, LlamaCpp, Neutral(TRUE, R::Parameter)),
     row("id_slot", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
     row("return_tokens", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
     row("return_progress", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
-    row("response_fields", Both, LlamaCpp, Relay(R::Parameter)),
+    row("response_fields", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("verbose", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
     row("timings_per_token", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
-    row("sse_ping_interval", Both, LlamaCpp, Relay(R::Parameter)),
+    row("sse_ping_interval", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("t_max_predict_ms", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
     row("backend_sampling", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
-    row("samplers", Both, LlamaCpp, Relay(R::Parameter)),
+    row("samplers", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("top_n_sigma", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
     row("xtc_probability", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("xtc_threshold", Both, LlamaCpp, Relay(R::Parameter)),
+    row("xtc_threshold", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("typical_p", Both, LlamaCpp, Neutral(ONE, R::Parameter)),
     row("dynatemp_range", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("dynatemp_exponent", Both, LlamaCpp, Relay(R::Parameter)),
+    row("dynatemp_exponent", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("repeat_penalty", Both, LlamaCpp, Neutral(ONE, R::Parameter)),
-    row("repeat_last_n", Both, LlamaCpp, Relay(R::Parameter)),
+    row("repeat_last_n", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("dry_multiplier", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("dry_base", Both, LlamaCpp, Relay(R::Parameter)),
-    row("dry_allowed_length", Both, LlamaCpp, Relay(R::Parameter)),
-    row("dry_penalty_last_n", Both, LlamaCpp, Relay(R::Parameter)),
-    row("dry_sequence_breakers", Both, LlamaCpp, Relay(R::Parameter)),
+    row("dry_base", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("dry_allowed_length", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("dry_penalty_last_n", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("dry_sequence_breakers", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("mirostat", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("mirostat_tau", Both, LlamaCpp, Relay(R::Parameter)),
-    row("mirostat_eta", Both, LlamaCpp, Relay(R::Parameter)),
+    row("mirostat_tau", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("mirostat_eta", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("adaptive_target", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
-    row("adaptive_decay", Both, LlamaCpp, Relay(R::Parameter)),
-    row("lora", Both, LlamaCpp, Relay(R::Parameter)),
-    row("image_data", Both, LlamaCpp, Relay(R::Multimodal)),
-    row("grammar", Both, LlamaCpp, Relay(R::Structured)),
-    row("grammar_type", Both, LlamaCpp, Relay(R::Structured)),
+    row("adaptive_decay", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("lora", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("image_data", Both, LlamaCpp, Passthrough(R::Multimodal)),
+    row("grammar", Both, LlamaCpp, Passthrough(R::Structured)),
+    row("grammar_type", Both, LlamaCpp, Passthrough(R::Structured)),
     row("grammar_lazy", Both, LlamaCpp, Neutral(FALSE, R::Structured)),
     row("grammar_triggers", Both, LlamaCpp, Neutral(NO_LIST, R::Structured)),
     row("preserved_tokens", Both, LlamaCpp, Neutral(NO_LIST, R::Structured)),
-    row("chat_format", Both, LlamaCpp, Relay(R::Parameter)),
-    row("chat_parser", Both, LlamaCpp, Relay(R::Parameter)),
-    row("generation_prompt", Both, LlamaCpp, Relay(R::Parameter)),
-    row("parse_tool_calls", Both, LlamaCpp, Relay(R::Tools)),
-    row("reasoning_format", Both, LlamaCpp, Relay(R::Reasoning)),
-    row("enable_thinking", Both, LlamaCpp, Relay(R::Reasoning)),
+    row("chat_format", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("chat_parser", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("generation_prompt", Both, LlamaCpp, Passthrough(R::Parameter)),
+    row("parse_tool_calls", Both, LlamaCpp, Passthrough(R::Tools)),
+    row("reasoning_format", Both, LlamaCpp, Passthrough(R::Reasoning)),
+    row("enable_thinking", Both, LlamaCpp, Passthrough(R::Reasoning)),
     row("reasoning_control", Both, LlamaCpp, Neutral(FALSE, R::Reasoning)),
     row("reasoning_budget_tokens", Both, LlamaCpp, Neutral(MINUS_ONE, R::Reasoning)),
-    row("reasoning_budget_start_tag", Both, LlamaCpp, Relay(R::Reasoning)),
-    row("reasoning_budget_end_tag", Both, LlamaCpp, Relay(R::Reasoning)),
-    row("reasoning_budget_end_tags", Both, LlamaCpp, Relay(R::Reasoning)),
-    row("reasoning_budget_message", Both, LlamaCpp, Relay(R::Reasoning)),
+    row("reasoning_budget_start_tag", Both, LlamaCpp, Passthrough(R::Reasoning)),
+    row("reasoning_budget_end_tag", Both, LlamaCpp, Passthrough(R::Reasoning)),
+    row("reasoning_budget_end_tags", Both, LlamaCpp, Passthrough(R::Reasoning)),
+    row("reasoning_budget_message", Both, LlamaCpp, Passthrough(R::Reasoning)),
 ];
 
 #[cfg(test)]

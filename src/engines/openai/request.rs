@@ -1,4 +1,4 @@
-//! A parsed request that may be speculated on.
+//! A parsed eligible request.
 
 use serde_json::{Map, Value};
 
@@ -41,10 +41,10 @@ impl Route {
 }
 
 /// The APIs whose requests ask for generated text: two that are speculated on, and two that are
-/// relayed, unless they are translated.
+/// passed through, unless they are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
-    /// A completion, which may be speculated on.
+    /// A completion, which can be eligible.
     Completion(Route),
     /// `POST /v1/responses`, of OpenAI
     Responses,
@@ -53,8 +53,8 @@ pub enum Api {
 }
 
 impl Api {
-    /// The APIs that are relayed, unless they are translated.
-    pub const RELAYED: [Self; 2] = [Self::Responses, Self::Messages];
+    /// The APIs that are passed through, unless they are translated.
+    pub const PASSTHROUGH: [Self; 2] = [Self::Responses, Self::Messages];
 
     /// The name in metrics and logs.
     pub const fn name(self) -> &'static str {
@@ -92,7 +92,7 @@ pub enum Prompt {
     Messages(Value),
 }
 
-/// A completion request that may be speculated on.
+/// An eligible completion request.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The route it came in on.
@@ -133,8 +133,8 @@ pub struct Request {
     pub single_call: bool,
     /// Calls that must be made; `None` if none must.
     pub forced: Option<ForcedCalls>,
-    /// Parameters that change the prompt, and perhaps more, each with the reason to relay where the
-    /// engine does not tell the prompt and the sampling of exactly this request.
+    /// Parameters that change the prompt, and perhaps more, each with the reason to pass it through
+    /// where the engine does not tell the prompt and the sampling of exactly this request.
     pub rendered: Vec<Refused>,
     /// The body as received, key order kept.
     pub body: Map<String, Value>,

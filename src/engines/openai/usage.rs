@@ -12,7 +12,7 @@ pub enum Path {
     /// It was eligible, but decoded plainly to the end.
     Plain,
     /// Passed on unchanged; completions and other requests.
-    Relayed,
+    Passthrough,
 }
 
 impl Path {
@@ -21,7 +21,7 @@ impl Path {
         match self {
             Self::Speculated => "speculated",
             Self::Plain => "plain",
-            Self::Relayed => "relayed",
+            Self::Passthrough => "passthrough",
         }
     }
 }

@@ -182,7 +182,7 @@ struct Reader {
     is_opened: bool,
     /// The output since the last message, as far as the server could read it.
     raw: String,
-    /// Half a character is held back.
+    /// Half a character is withheld.
     is_half: bool,
     is_sure: bool,
 }

@@ -132,7 +132,7 @@ impl Hermes {
     }
 
     /// The server adds `{}` if its last delta has a piece of a call and the newest call has no
-    /// arguments yet; a marker that it held back is lost.
+    /// arguments yet; a marker that it withheld is lost.
     pub fn finish(&mut self) -> Parsed {
         let mut parsed = Parsed::default();
         if let Some(index) = self.last.take()

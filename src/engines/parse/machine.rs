@@ -57,7 +57,7 @@ struct Slot {
     converted: usize,
 }
 
-/// JSON arguments: what is held back of them.
+/// JSON arguments: what is withheld of them.
 #[derive(Clone, Debug, Default)]
 struct Held {
     text: String,
@@ -92,7 +92,7 @@ pub(super) struct Machine {
     slots: Vec<Slot>,
     /// The first call with these arguments, where that matters ([`Arguments::Dsml`]).
     first_with: HashMap<String, usize>,
-    /// Content that is held back, and how many bytes of it are known to be spaces.
+    /// Content that is withheld, and how many bytes of it are known to be spaces.
     later: String,
     blank: usize,
     later_reasoning: String,
@@ -172,7 +172,7 @@ impl Machine {
         self.strip_reasoning(parsed)
     }
 
-    /// The parts that are held back.
+    /// The parts that are withheld.
     pub fn finish(&mut self) -> Parsed {
         let mut events = Vec::new();
         self.end(&mut events);
@@ -246,7 +246,7 @@ impl Machine {
         if self.waiting.is_empty() {
             return text.to_owned();
         }
-        // What was held back has no marker, but may end in the beginning of one.
+        // What was withheld has no marker, but may end in the beginning of one.
         let mut read = self.instead.len();
         let mut text = std::mem::take(&mut self.instead) + text;
         while let Some((mark, marker)) = self.waiting.pop_front() {

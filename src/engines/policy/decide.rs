@@ -5,13 +5,13 @@
 //! at the first step that does not pass. [`explain`] takes all of them, also after that step.
 
 use super::facts::{Backend, Body, Facts, Head, Models, ServerState, Subjects};
-use super::outcome::{DecisionStep, Outcome, Relay, StepResult};
+use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 use super::part::{Part, parts};
 use super::ruling::{Allowed, Ruling};
 use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
 use super::{Fact, PolicySet};
 use crate::openai::{Control, Request};
-use foretell_core::words::{Mode, RelayReason};
+use foretell_core::words::{Mode, PassthroughReason};
 
 /// One step of an explanation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,11 +117,8 @@ impl<'a> Admission<'a> {
     /// Takes the steps of the body and of its backend.
     pub fn place(&mut self, body: Fact<Body<'a>>, backend: Fact<Option<Backend<'a>>>) {
         let walk = &mut self.walk;
-        let request = walk.step(
-            DecisionStep::Body,
-            || steps::body(body),
-            |_| passed("its parameters do not prevent it"),
-        );
+        let request =
+            walk.step(DecisionStep::Body, || steps::body(body), |_| passed("every parameter can be carried"));
         let to = walk.step(DecisionStep::Backend, || steps::backend(backend), |to| passed(to.name));
         let whole = self.walk.whole;
         self.request = request.or_else(|| body.known().filter(|_| whole)?.request());
@@ -152,13 +149,13 @@ impl<'a> Admission<'a> {
 /// Decides how a session serves an admitted request on this server.
 ///
 /// # Errors
-/// The reason for which the request is relayed.
+/// The reason for which the request is passed through.
 pub fn plan(
     admitted: &Admitted<'_>,
     server: ServerState<'_>,
     policies: &PolicySet,
     models: Models<'_>,
-) -> Result<Ruling, Relay> {
+) -> Result<Ruling, Passthrough> {
     let known = Planning {
         head: admitted.head,
         control: admitted.control,
@@ -173,11 +170,13 @@ pub fn plan(
     match (ruling, walk.halt) {
         (Some(ruling), None) => Ok(ruling),
         (_, Some((step, halt))) => match halt.ends(step) {
-            Outcome::Relay(relay) => Err(Relay { policy, ..relay }),
-            Outcome::Serve(_) | Outcome::Nobody | Outcome::Undecided(..) => Err(RelayReason::Fault.into()),
+            Outcome::Passthrough(passthrough) => Err(Passthrough { policy, ..passthrough }),
+            Outcome::Serve(_) | Outcome::Nobody | Outcome::Undecided(..) => {
+                Err(PassthroughReason::Fault.into())
+            }
         },
         // Without a halt every step has returned its value.
-        (None, None) => Err(RelayReason::Fault.into()),
+        (None, None) => Err(PassthroughReason::Fault.into()),
     }
 }
 
@@ -205,7 +204,7 @@ fn walk(facts: &Facts<'_>, walk: Walk) -> Decision {
         (Some((step, halt)), _) => halt.ends(step),
         (None, Some(ruling)) => Outcome::Serve(Box::new(ruling)),
         // Without a halt every step has returned its value.
-        (None, None) => Outcome::Relay(RelayReason::Fault.into()),
+        (None, None) => Outcome::Passthrough(PassthroughReason::Fault.into()),
     };
     Decision { outcome, findings: walk.findings, temperature }
 }
@@ -239,7 +238,7 @@ impl Planning<'_> {
         let server = server.or_else(|| self.server.known().filter(|_| walk.whole)?.server());
         let sampling = request.zip(server).map(|(request, server)| server.engine.sampling(request));
         let exact = walk.step(
-            DecisionStep::Dialect,
+            DecisionStep::Engine,
             || {
                 let sampling = sampling.as_ref().ok_or(NO_SERVER)?;
                 steps::exact(request.ok_or(NO_REQUEST)?, server.ok_or(NO_SERVER)?, sampling)

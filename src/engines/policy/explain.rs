@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use super::decide::{self, Decision, Finding};
 use super::facts::{Body, Facts, ServerState};
-use super::outcome::{DecisionStep, Outcome, Relay, StepResult};
+use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 use super::part::{Part, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
 use crate::openai;
-use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
+use foretell_core::words::{PassthroughReason, PlainReason, VerifyMethod};
 
 /// Predicted treatment of a request, with reasons, as `foretell explain` and the admin API show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// `eligible`, `relayed`, `failed` (no backend) or `undecided`.
+    /// `eligible`, `passthrough`, `failed` (no backend) or `undecided`.
     pub path: String,
-    /// Name of the reason why it is relayed, fails or would only be decoded plainly; `null` if
-    /// nothing known prevents speculation.
+    /// Name of the reason why it is passed through, fails or would only be decoded plainly; `null`
+    /// if nothing known prevents speculation.
     pub reason: Option<String>,
     /// The result in one sentence.
     pub words: String,
@@ -140,9 +140,9 @@ pub struct WhyLine {
 pub struct StepLine {
     /// Name of the step.
     pub step: String,
-    /// `passed`, `plain`, `relayed`, `failed` or `unknown`.
+    /// `passed`, `plain`, `passthrough`, `failed` or `unknown`.
     pub result: String,
-    /// Name of the reason for `plain`, `relayed` and `failed`; otherwise `null`.
+    /// Name of the reason for `plain`, `passthrough` and `failed`; otherwise `null`.
     pub reason: Option<String>,
     /// The result in words.
     pub words: String,
@@ -155,7 +155,7 @@ pub struct ParameterLine {
     pub name: String,
     /// API or engine that defines it; `null` if it is unknown.
     pub owner: Option<String>,
-    /// Its treatment: carried, emulated, inert, neutral, relayed, unknown, or omitted (not
+    /// Its treatment: carried, emulated, inert, neutral, passed through, unknown, or omitted (not
     /// in the body).
     pub treatment: String,
     /// Name of the reason why it prevents speculation; `null` if it does not.
@@ -218,7 +218,7 @@ pub fn explain(
     let backend = facts.backend.known().flatten().map(|backend| backend.name);
     let ruling = match &decision.outcome {
         Outcome::Serve(ruling) => Some(&**ruling),
-        Outcome::Relay(_) | Outcome::Nobody | Outcome::Undecided(..) => None,
+        Outcome::Passthrough(_) | Outcome::Nobody | Outcome::Undecided(..) => None,
     };
     let gate = ruling.and_then(closed);
     let temperature = decision.temperature.known();
@@ -269,11 +269,11 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
     let between = (all.iter().copied().fold(1.0, f64::min), all.iter().copied().fold(0.0, f64::max));
     let told = [VerifyMethod::Tree, VerifyMethod::Score];
     let exact = match rule {
-        Rule::Exact => Some("it is the exact rule"),
+        Rule::Exact => Some("the rule is exact"),
         _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
         _ if ruling.sampling.grammar.is_some() => Some("a grammar binds the output"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
-        _ if between.1 <= 0.0 => Some("its tolerance is 0 at this temperature"),
+        _ if between.1 <= 0.0 => Some("the tolerance is 0 at this temperature"),
         _ if !ruling.rules.methods.iter().any(|method| told.contains(method)) => {
             Some("no verification method of this server reports probabilities")
         }
@@ -296,22 +296,22 @@ fn conclusion(
     if let Some(failed) = nobody(findings) {
         return failed;
     }
-    let why_relayed = match &decision.outcome {
-        Outcome::Relay(relay) => Some(relay.reason),
+    let why_passthrough = match &decision.outcome {
+        Outcome::Passthrough(passthrough) => Some(passthrough.reason),
         _ => findings.iter().find_map(|finding| match finding.result {
-            StepResult::Relay(reason) => Some(reason),
+            StepResult::Passthrough(reason) => Some(reason),
             _ => None,
         }),
     };
-    if let Some(reason) = why_relayed {
-        return ("relayed", Some(reason.name()), relayed(reason, findings));
+    if let Some(reason) = why_passthrough {
+        return ("passthrough", Some(reason.name()), passthrough(reason, findings));
     }
     let plain_reason = plain_reason(findings);
     match (&decision.outcome, ruling) {
         (Outcome::Undecided(step, why), _) => undecided(*step, why, plain_reason),
         (_, Some(ruling)) => eligible(ruling, plain_reason, gate),
         // All other outcomes have returned above.
-        (_, None) => ("undecided", None, "it cannot be determined".to_owned()),
+        (_, None) => ("undecided", None, "the decision cannot be determined".to_owned()),
     }
 }
 
@@ -320,18 +320,18 @@ fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, S
     findings.iter().find_map(|finding| {
         let (path, reason) = match finding.result {
             StepResult::NoBackend => ("failed", "no_backend"),
-            StepResult::Down => ("relayed", "unreachable"),
+            StepResult::Down => ("passthrough", "unreachable"),
             _ => return None,
         };
-        let words = format!("the client would get an error of Foretell's own: {}", finding.words);
+        let words = format!("Foretell would answer with an error: {}", finding.words);
         Some((path, Some(reason), words))
     })
 }
 
-/// The relay reason in words: those of the last step that reports this reason, else the reason's
-/// own.
-fn relayed(reason: RelayReason, findings: &[Finding]) -> String {
-    let told = findings.iter().rev().find(|finding| finding.result == StepResult::Relay(reason));
+/// The passthrough reason in words: those of the last step that reports this reason, else the
+/// reason's own.
+fn passthrough(reason: PassthroughReason, findings: &[Finding]) -> String {
+    let told = findings.iter().rev().find(|finding| finding.result == StepResult::Passthrough(reason));
     let words = told.map_or(reason.words(), |finding| finding.words.as_str());
     if words.starts_with("because") {
         format!("passed through unchanged {words}")
@@ -360,11 +360,11 @@ fn undecided(
     match plain_reason {
         Some((reason, words)) => {
             let words = format!(
-                "it would not be speculated on ({words}); whether it is decoded plainly or relayed is {open}"
+                "the request would not be speculated on ({words}); whether it is decoded plainly or passed through is {open}"
             );
             ("undecided", Some(reason.name()), words)
         }
-        None => ("undecided", None, format!("whether it may be speculated on is {open}")),
+        None => ("undecided", None, format!("whether the request is eligible is {open}")),
     }
 }
 
@@ -377,7 +377,7 @@ fn eligible(
         (Some((reason, words)), _) => ("eligible", Some(reason.name()), words.to_owned()),
         (None, Some(gate)) => {
             let words = format!(
-                "it starts with plain decoding, and would not be speculated on now: {}",
+                "the request starts with plain decoding, and would not be speculated on now: {}",
                 gate.words()
             );
             ("eligible", Some(gate.name()), words)
@@ -387,7 +387,7 @@ fn eligible(
                 Some(_) => "is speculated on at every token, whatever it costs (gamma.fixed)",
                 None => "is speculated on when that is expected to pay",
             };
-            ("eligible", None, format!("it starts with plain decoding, and {speculates}"))
+            ("eligible", None, format!("the request starts with plain decoding, and {speculates}"))
         }
     }
 }
@@ -400,7 +400,9 @@ fn parameter_lines(
     route: openai::Route,
 ) -> Vec<ParameterLine> {
     let mut lines: Vec<ParameterLine> = parameters.iter().map(ParameterLine::from).collect();
-    let Outcome::Relay(Relay { reason, parameter: Some(name), .. }) = outcome else { return lines };
+    let Outcome::Passthrough(Passthrough { reason, parameter: Some(name), .. }) = outcome else {
+        return lines;
+    };
     if let Some(line) = lines.iter_mut().find(|line| line.name == *name) {
         line.refused.get_or_insert(reason.name().to_owned());
     } else if let Some(row) = openai::parameters::find(route, name) {
@@ -461,7 +463,7 @@ impl From<&Finding> for StepLine {
         let (result, reason) = match finding.result {
             StepResult::Passed => ("passed", None),
             StepResult::Plain(reason) => ("plain", Some(reason.name())),
-            StepResult::Relay(reason) => ("relayed", Some(reason.name())),
+            StepResult::Passthrough(reason) => ("passthrough", Some(reason.name())),
             StepResult::NoBackend => ("failed", Some("no_backend")),
             StepResult::Down => ("failed", Some("unreachable")),
             StepResult::Unknown => ("unknown", None),

@@ -7,7 +7,7 @@ use super::part::ModelState;
 use super::{Fact, PolicySet, Subject};
 use crate::dialect::Engine;
 use crate::openai::{Api, Control, Judgement, Request, Route};
-use foretell_core::words::{Mode, RelayReason, VerifyMethod};
+use foretell_core::words::{Mode, PassthroughReason, VerifyMethod};
 
 /// Facts that are known once the head of a request has been read.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ impl Subjects<'_> {
     }
 }
 
-/// State of a drafter model, by its name in the process file.
+/// State of a drafter model, by its name in the config file.
 pub type Models<'a> = &'a (dyn Fn(&str) -> ModelState + Sync);
 
 /// All inputs of a decision that is explained, in the order in which they become known.
@@ -95,8 +95,8 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// Reads the header's values: there are several if a proxy before this one adds its own, and
-    /// the strictest counts. Pass none if clients may not use the header.
+    /// Reads the header's values: there are several if a proxy in front of this one adds its own,
+    /// and the strictest counts. Pass none if clients may not use the header.
     pub fn read<'a>(values: impl IntoIterator<Item = &'a HeaderValue>) -> Self {
         let mut strictest = None;
         for value in values {
@@ -121,12 +121,12 @@ impl Wish {
 pub enum Body<'a> {
     /// It is larger than the limit for bodies that are read.
     TooLarge,
-    /// It may be speculated on, by its body.
+    /// It is eligible, by its body.
     Eligible(&'a Request),
-    /// It must be relayed.
+    /// It must be passed through.
     Refused {
         /// The reason.
-        reason: RelayReason,
+        reason: PassthroughReason,
         /// The parameter that causes it, if a single one does.
         parameter: Option<&'a str>,
         /// The request in the parts that could be parsed, for explanations.
@@ -138,7 +138,7 @@ impl<'a> From<&'a Judgement> for Body<'a> {
     fn from(judgement: &'a Judgement) -> Self {
         match judgement {
             Judgement::Eligible(request) => Self::Eligible(request),
-            Judgement::Relay { reason, parameter } => {
+            Judgement::Passthrough { reason, parameter } => {
                 Self::Refused { reason: *reason, parameter: parameter.as_deref(), request: None }
             }
         }
@@ -171,8 +171,8 @@ pub struct Backend<'a> {
 /// The server at a replica's address.
 #[derive(Clone, Copy)]
 pub enum ServerState<'a> {
-    /// A server to which everything is relayed; reason and explanation.
-    Relayed(RelayReason, &'a str),
+    /// A server to which everything is passed through; reason and explanation.
+    Passthrough(PassthroughReason, &'a str),
     /// No server answers now; the text says why. Only explanations set this. The proxy tries to
     /// connect, since the server may be back at any time.
     Down(&'a str),
@@ -185,7 +185,7 @@ impl<'a> ServerState<'a> {
     pub fn server(self) -> Option<Server<'a>> {
         match self {
             Self::Known(server) => Some(server),
-            Self::Relayed(..) | Self::Down(_) => None,
+            Self::Passthrough(..) | Self::Down(_) => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The steps of a decision, and its result.
 
 use super::Ruling;
-use foretell_core::words::{PlainReason, RelayReason};
+use foretell_core::words::{PassthroughReason, PlainReason};
 
 /// The steps of a decision, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum DecisionStep {
     Client,
     /// The mode of the process.
     Mode,
-    /// Can any replica do more than relay?
+    /// Can any replica do more than pass requests through?
     Fleet,
     /// Is the body uncompressed?
     Encoding,
@@ -23,7 +23,7 @@ pub enum DecisionStep {
     /// The engine that answers at the replica's address.
     Server,
     /// Can this engine serve the request exactly?
-    Dialect,
+    Engine,
     /// The policy that applies.
     Policy,
     /// Do policy, process, client and probe permit speculation?
@@ -46,7 +46,7 @@ impl DecisionStep {
             Self::Backend => "backend",
             Self::Session => "session",
             Self::Server => "server",
-            Self::Dialect => "dialect",
+            Self::Engine => "engine",
             Self::Policy => "policy",
             Self::Permission => "permission",
             Self::VerifyLimits => "verify",
@@ -55,19 +55,19 @@ impl DecisionStep {
     }
 }
 
-/// The decision to relay a request.
+/// The decision to pass a request through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Relay {
+pub struct Passthrough {
     /// The reason.
-    pub reason: RelayReason,
+    pub reason: PassthroughReason,
     /// Name of the parameter or header that causes it, if a single one does.
     pub parameter: Option<String>,
     /// `name@revision` of the policy that matched the request, if one was looked for.
     pub policy: Option<String>,
 }
 
-impl From<RelayReason> for Relay {
-    fn from(reason: RelayReason) -> Self {
+impl From<PassthroughReason> for Passthrough {
+    fn from(reason: PassthroughReason) -> Self {
         Self { reason, parameter: None, policy: None }
     }
 }
@@ -77,8 +77,8 @@ impl From<RelayReason> for Relay {
 pub enum Outcome {
     /// A session serves the request, as this ruling says.
     Serve(Box<Ruling>),
-    /// The request is relayed.
-    Relay(Relay),
+    /// The request is passed through.
+    Passthrough(Passthrough),
     /// There is no backend for it, or no server answers.
     Nobody,
     /// The step needs an unknown fact; the text says why it is unknown.
@@ -92,8 +92,8 @@ pub enum StepResult {
     Passed,
     /// The session only decodes plainly, for this reason.
     Plain(PlainReason),
-    /// The request is relayed, for this reason.
-    Relay(RelayReason),
+    /// The request is passed through, for this reason.
+    Passthrough(PassthroughReason),
     /// There is no backend to send it to.
     NoBackend,
     /// No server answers at the replica's address.

@@ -58,7 +58,7 @@ impl Drafter {
         match self {
             Self::Lookup(LookupSpec::Head) if proposes != Some(true) => match proposes {
                 Some(_) => Part::Absent(Cow::Borrowed("the server's model has no head")),
-                None => Part::Unknown("it depends on the server, which is not known"),
+                None => Part::Unknown("the answer depends on the server, which is not known"),
             },
             Self::Lookup(spec) => Part::Inline(spec.clone()),
             Self::Model { model: name, vocabulary, .. } => match model(name) {

@@ -82,7 +82,7 @@ impl Ruling {
             shared: Shared::default(),
             model: None,
             shares_noise: false,
-            holdback: false,
+            control_group: false,
             timeouts: Timeouts::default(),
         };
         let model = parts.iter().find_map(|part| match part {

@@ -15,7 +15,7 @@ pub enum Drafter {
     Lookup(LookupSpec),
     /// A drafter model in this process.
     Model {
-        /// Its name under `drafters` of the process file.
+        /// Its name under `drafters` of the config file.
         model: String,
         /// Relation of its vocabulary to the target's.
         vocabulary: Vocabulary,

@@ -3,46 +3,48 @@
 use std::sync::Arc;
 
 use super::facts::{Backend, Body, Server, ServerState, Wish};
-use super::outcome::{DecisionStep, Outcome, Relay, StepResult};
+use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 use super::part::Part;
 use super::{Fact, Policy, PolicyMode, PolicySet, Subject};
 use crate::dialect::Engine;
 use crate::openai::{Control, Request, Sampling, SamplingField, control_header};
 use foretell_core::session::Permission;
-use foretell_core::words::{Mode, PlainReason, Refused, RelayReason, VerifyMethod};
+use foretell_core::words::{Mode, PassthroughReason, PlainReason, Refused, VerifyMethod};
 
 /// Reason for ending the decision at a step.
 pub(super) enum Halt {
-    Relay(Relay),
-    /// Relayed, with the server's own explanation.
-    Told(RelayReason, String),
+    Passthrough(Passthrough),
+    /// Passed through, with the server's own explanation.
+    Told(PassthroughReason, String),
     NoBackend,
     Down(String),
     Unknown(&'static str),
 }
 
-impl From<RelayReason> for Halt {
-    fn from(reason: RelayReason) -> Self {
-        Self::Relay(reason.into())
+impl From<PassthroughReason> for Halt {
+    fn from(reason: PassthroughReason) -> Self {
+        Self::Passthrough(reason.into())
     }
 }
 
-pub(super) const NO_REQUEST: Halt = Halt::Unknown("the body was not read, or not understood");
+pub(super) const NO_REQUEST: Halt =
+    Halt::Unknown("the body was not read, or is no request that Foretell understands");
 pub(super) const NO_BACKEND: Halt = Halt::Unknown("the backend is not known");
-pub(super) const NO_SERVER: Halt = Halt::Unknown("it depends on the server, which is not known");
-pub(super) const NO_POLICY: Halt = Halt::Unknown("it depends on the policy, and none is known to match");
+pub(super) const NO_SERVER: Halt = Halt::Unknown("the answer depends on the server, which is not known");
+pub(super) const NO_POLICY: Halt =
+    Halt::Unknown("the answer depends on the policy, and none is known to match");
 
 impl From<Refused> for Halt {
     fn from(Refused { reason, parameter }: Refused) -> Self {
-        Self::Relay(Relay { parameter: parameter.map(str::to_owned), ..reason.into() })
+        Self::Passthrough(Passthrough { parameter: parameter.map(str::to_owned), ..reason.into() })
     }
 }
 
 impl Halt {
     pub(super) fn ends(&self, step: DecisionStep) -> Outcome {
         match self {
-            Self::Relay(relay) => Outcome::Relay(relay.clone()),
-            Self::Told(reason, _) => Outcome::Relay((*reason).into()),
+            Self::Passthrough(passthrough) => Outcome::Passthrough(passthrough.clone()),
+            Self::Told(reason, _) => Outcome::Passthrough((*reason).into()),
             Self::NoBackend | Self::Down(_) => Outcome::Nobody,
             Self::Unknown(why) => Outcome::Undecided(step, why),
         }
@@ -50,15 +52,15 @@ impl Halt {
 
     pub(super) fn say(&self) -> (StepResult, String) {
         match self {
-            Self::Relay(Relay { reason, parameter: None, .. }) => {
-                (StepResult::Relay(*reason), reason.words().to_owned())
+            Self::Passthrough(Passthrough { reason, parameter: None, .. }) => {
+                (StepResult::Passthrough(*reason), reason.words().to_owned())
             }
-            Self::Relay(Relay { reason, parameter: Some(parameter), .. }) => {
-                (StepResult::Relay(*reason), format!("because of {parameter}: {}", reason.words()))
+            Self::Passthrough(Passthrough { reason, parameter: Some(parameter), .. }) => {
+                (StepResult::Passthrough(*reason), format!("because of {parameter}: {}", reason.words()))
             }
-            Self::Told(reason, words) => (StepResult::Relay(*reason), words.clone()),
-            Self::NoBackend => (StepResult::NoBackend, "there is no backend to send it to".to_owned()),
-            Self::Down(why) => (StepResult::Down, format!("nobody answers there: {why}")),
+            Self::Told(reason, words) => (StepResult::Passthrough(*reason), words.clone()),
+            Self::NoBackend => (StepResult::NoBackend, "no backend is configured for the request".to_owned()),
+            Self::Down(why) => (StepResult::Down, format!("no replica answers: {why}")),
             Self::Unknown(why) => (StepResult::Unknown, (*why).to_owned()),
         }
     }
@@ -70,7 +72,10 @@ pub(super) fn passed(words: impl Into<String>) -> (StepResult, String) {
 
 pub(super) fn client(wish: Wish) -> Result<Option<Control>, Halt> {
     let client = |parameter: Option<&str>| {
-        Halt::Relay(Relay { parameter: parameter.map(str::to_owned), ..RelayReason::Client.into() })
+        Halt::Passthrough(Passthrough {
+            parameter: parameter.map(str::to_owned),
+            ..PassthroughReason::Client.into()
+        })
     };
     match wish {
         Wish::Unreadable => Err(client(Some(control_header::NAME))),
@@ -82,36 +87,34 @@ pub(super) fn client(wish: Wish) -> Result<Option<Control>, Halt> {
 pub(super) fn say_client(control: Option<Control>) -> (StepResult, String) {
     match control {
         Some(Control::Plain) => {
-            (StepResult::Plain(PlainReason::Client), "the client asks for plain decoding".to_owned())
+            (StepResult::Plain(PlainReason::Client), "plain decoding was requested by the client".to_owned())
         }
-        Some(Control::Gamma(most)) => {
-            passed(format!("the client asks for at most {most} drafted tokens a round"))
-        }
-        Some(Control::Off) | None => passed("the client asks for nothing"),
+        Some(Control::Gamma(most)) => passed(format!("the client limits drafts to {most} tokens a round")),
+        Some(Control::Off) | None => passed("the request has no x-foretell header"),
     }
 }
 
 pub(super) fn mode(mode: Mode) -> Result<(), Halt> {
     match mode {
-        Mode::Off => Err(RelayReason::Off.into()),
+        Mode::Off => Err(PassthroughReason::Off.into()),
         Mode::Observe | Mode::Auto => Ok(()),
     }
 }
 
 pub(super) fn fleet(speculates_anywhere: bool) -> Result<(), Halt> {
-    if speculates_anywhere { Ok(()) } else { Err(RelayReason::NoVerifyMethod.into()) }
+    if speculates_anywhere { Ok(()) } else { Err(PassthroughReason::NoVerifyMethod.into()) }
 }
 
 pub(super) fn encoding(encoded: bool) -> Result<(), Halt> {
-    if encoded { Err(RelayReason::Encoded.into()) } else { Ok(()) }
+    if encoded { Err(PassthroughReason::Encoded.into()) } else { Ok(()) }
 }
 
 pub(super) fn body(body: Fact<Body<'_>>) -> Result<&Request, Halt> {
     match body {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
-        Fact::Known(Body::TooLarge) => Err(RelayReason::Body.into()),
+        Fact::Known(Body::TooLarge) => Err(PassthroughReason::Body.into()),
         Fact::Known(Body::Refused { reason, parameter, .. }) => {
-            Err(Halt::Relay(Relay { parameter: parameter.map(str::to_owned), ..reason.into() }))
+            Err(Halt::Passthrough(Passthrough { parameter: parameter.map(str::to_owned), ..reason.into() }))
         }
         Fact::Known(Body::Eligible(request)) => Ok(request),
     }
@@ -124,16 +127,16 @@ pub(super) fn backend(backend: Fact<Option<Backend<'_>>>) -> Result<Backend<'_>,
         Fact::Known(Some(backend)) => backend,
     };
     match backend.mode {
-        Mode::Off => Err(RelayReason::Off.into()),
+        Mode::Off => Err(PassthroughReason::Off.into()),
         Mode::Observe | Mode::Auto if backend.speculates => Ok(backend),
-        Mode::Observe | Mode::Auto => Err(RelayReason::NoVerifyMethod.into()),
+        Mode::Observe | Mode::Auto => Err(PassthroughReason::NoVerifyMethod.into()),
     }
 }
 
 pub(super) fn session(free: Fact<bool>) -> Result<(), Halt> {
     match free {
         Fact::Known(true) => Ok(()),
-        Fact::Known(false) => Err(RelayReason::Sessions.into()),
+        Fact::Known(false) => Err(PassthroughReason::Sessions.into()),
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
     }
 }
@@ -141,11 +144,11 @@ pub(super) fn session(free: Fact<bool>) -> Result<(), Halt> {
 pub(super) fn server(state: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
     match state {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
-        Fact::Known(ServerState::Relayed(reason, why)) => Err(Halt::Told(reason, why.to_owned())),
+        Fact::Known(ServerState::Passthrough(reason, why)) => Err(Halt::Told(reason, why.to_owned())),
         Fact::Known(ServerState::Down(why)) => Err(Halt::Down(why.to_owned())),
         Fact::Known(ServerState::Known(server)) => match server.single {
             Fact::Known(true) => Ok(server),
-            Fact::Known(false) => Err(RelayReason::Balanced.into()),
+            Fact::Known(false) => Err(PassthroughReason::SeveralEngines.into()),
             Fact::Unknown(why) => Err(Halt::Unknown(why)),
         },
     }
@@ -171,8 +174,8 @@ pub(super) fn exact(
         return Ok(methods);
     }
     match sampling.left_open().filter(|_| !settled) {
-        Some(open) => Err(Refused::by(RelayReason::DefaultsUnknown, open.name()).into()),
-        None => Err(RelayReason::NoVerifyMethod.into()),
+        Some(open) => Err(Refused::by(PassthroughReason::DefaultsUnknown, open.name()).into()),
+        None => Err(PassthroughReason::NoVerifyMethod.into()),
     }
 }
 
@@ -181,7 +184,7 @@ pub(super) fn temperature(request: Option<&Request>, sampling: Option<&Sampling>
     let own = request.filter(|request| request.sampling.set_by_client.has(SamplingField::Temperature));
     match sampling.or(own.map(|request| &request.sampling)) {
         Some(sampling) => Fact::Known(sampling.temperature),
-        None => Fact::Unknown("it is left to the server's default"),
+        None => Fact::Unknown("the request leaves it to the server's default"),
     }
 }
 
@@ -195,7 +198,7 @@ pub(super) fn matching<'a>(
     };
     match policies.first_match(subject) {
         Fact::Known(Some(policy)) => Ok(policy),
-        Fact::Known(None) => Err(RelayReason::NoPolicy.into()),
+        Fact::Known(None) => Err(PassthroughReason::NoPolicy.into()),
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
     }
 }
@@ -209,9 +212,9 @@ pub(super) fn permission(
     server: Option<Server<'_>>,
 ) -> Result<Permission, Halt> {
     match (mode, policy.mode, control) {
-        (Mode::Off, _, _) => return Err(RelayReason::Off.into()),
-        (_, _, Some(Control::Off)) => return Err(RelayReason::Client.into()),
-        (_, PolicyMode::Off, _) => return Err(RelayReason::Policy.into()),
+        (Mode::Off, _, _) => return Err(PassthroughReason::Off.into()),
+        (_, _, Some(Control::Off)) => return Err(PassthroughReason::Client.into()),
+        (_, PolicyMode::Off, _) => return Err(PassthroughReason::Policy.into()),
         (_, PolicyMode::Plain, _) => return Ok(Permission::Plain(PlainReason::Policy)),
         (_, _, Some(Control::Plain)) => return Ok(Permission::Plain(PlainReason::Client)),
         (Mode::Observe, _, _) => return Ok(Permission::Shadow(PlainReason::Observe)),
@@ -230,13 +233,16 @@ pub(super) fn permission(
 
 pub(super) fn say_permission(permission: Permission) -> (StepResult, String) {
     match permission {
-        Permission::Speculate => passed("it may be speculated on"),
+        Permission::Speculate => passed("the request is eligible"),
         Permission::Shadow(reason) => (
             StepResult::Plain(reason),
-            format!("it is decoded plainly, and drafts are scored in the shadow: {}", reason.words()),
+            format!(
+                "the request is decoded plainly, and drafts are scored in the shadow: {}",
+                reason.words()
+            ),
         ),
         Permission::Plain(reason) => {
-            (StepResult::Plain(reason), format!("it is decoded plainly: {}", reason.words()))
+            (StepResult::Plain(reason), format!("the request is decoded plainly: {}", reason.words()))
         }
     }
 }
@@ -250,7 +256,7 @@ pub(super) fn say_methods(methods: &[VerifyMethod]) -> (StepResult, String) {
     if methods.is_empty() {
         return (
             StepResult::Plain(PlainReason::NoVerifyMethod),
-            "verify.allow has none of the exact methods".to_owned(),
+            "verify.allow lists none of the exact verification methods of the server".to_owned(),
         );
     }
     passed(names(methods))
@@ -259,11 +265,11 @@ pub(super) fn say_methods(methods: &[VerifyMethod]) -> (StepResult, String) {
 pub(super) fn say_parts(parts: &[Part<'_>]) -> (StepResult, String) {
     let drafts = |part: &Part<'_>| matches!(part, Part::Inline(_) | Part::ModelDrafter(..));
     if parts.iter().any(drafts) {
-        return passed("some drafter drafts");
+        return passed("at least one drafter of the policy is available");
     }
     match parts.iter().find_map(|part| if let Part::Unknown(why) = part { Some(*why) } else { None }) {
         Some(why) => (StepResult::Unknown, why.to_owned()),
-        None => (StepResult::Plain(PlainReason::NoDraft), "no drafter of the policy drafts".to_owned()),
+        None => (StepResult::Plain(PlainReason::NoDraft), "no drafter of the policy is available".to_owned()),
     }
 }
 

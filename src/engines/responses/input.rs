@@ -2,7 +2,7 @@
 //!
 //! Reasoning, text and calls of one turn are items here, and one message of the assistant there.
 
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use serde_json::{Map, Value, json};
 
 use super::custom;
@@ -81,7 +81,7 @@ impl Turns {
                 self.put("tool_call_id", json!(id));
             }
             Some("item_reference") => return refused(path, "nothing is stored here"),
-            Some(_) => return passed(RelayReason::Parameter, format!("{path}.type")),
+            Some(_) => return passed(PassthroughReason::Parameter, format!("{path}.type")),
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Turns {
         let given = |name: &str| item.get(name).filter(|value| !value.is_null());
         // Only its author can read it.
         if given("encrypted_content").is_some() {
-            return passed(RelayReason::Parameter, format!("{path}.encrypted_content"));
+            return passed(PassthroughReason::Parameter, format!("{path}.encrypted_content"));
         }
         let filled = |name: &str| given(name).filter(|value| *value != &json!([]));
         let name = if filled("content").is_some() { "content" } else { "summary" };
@@ -197,7 +197,7 @@ fn part(given: &Value, path: &str) -> Result<Value, Untranslated> {
             Ok(json!({ "type": "text", "text": needed(given, "text", path)? }))
         }
         Some("input_image") if given.get("file_id").is_some_and(|id| !id.is_null()) => {
-            passed(RelayReason::Multimodal, format!("{path}.file_id"))
+            passed(PassthroughReason::Multimodal, format!("{path}.file_id"))
         }
         Some("input_image") => {
             let mut image = Map::new();
@@ -207,7 +207,7 @@ fn part(given: &Value, path: &str) -> Result<Value, Untranslated> {
             }
             Ok(json!({ "type": "image_url", "image_url": image }))
         }
-        Some(_) => passed(RelayReason::Multimodal, format!("{path}.type")),
+        Some(_) => passed(PassthroughReason::Multimodal, format!("{path}.type")),
         None => refused(&format!("{path}.type"), "it is missing"),
     }
 }

@@ -1,6 +1,6 @@
 //! A request of the Responses API as a chat request.
 
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use serde_json::{Map, Value, json};
 
 use super::custom;
@@ -80,7 +80,7 @@ pub fn translate(body: &Value, thinking: Thinking) -> Result<(Value, Echo), Untr
             ignored if IGNORED.contains(&ignored) => {}
             served if SERVED.contains(&served) => {
                 if *value != json!(false) {
-                    return passed(RelayReason::Parameter, served);
+                    return passed(PassthroughReason::Parameter, served);
                 }
             }
             "max_output_tokens" => set(&mut chat, "max_tokens", value.clone()),
@@ -97,7 +97,7 @@ pub fn translate(body: &Value, thinking: Thinking) -> Result<(Value, Echo), Untr
             "text" => text(value, &mut chat)?,
             "include" => include(value, given("top_logprobs"), &mut chat)?,
             "truncation" => truncation(value, &mut chat)?,
-            _ => return passed(RelayReason::UnknownParameter, name),
+            _ => return passed(PassthroughReason::UnknownParameter, name),
         }
     }
     if let Some(value) = given("reasoning") {
@@ -128,8 +128,8 @@ fn tools(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslate
                 kept.map(|(name, value)| (name.clone(), value.clone())).collect()
             }
             Some("custom") if custom::is_free(tool) => custom::function(tool),
-            Some("custom") => return passed(RelayReason::Tools, format!("{path}.format")),
-            Some(_) => return passed(RelayReason::Tools, format!("{path}.type")),
+            Some("custom") => return passed(PassthroughReason::Tools, format!("{path}.format")),
+            Some(_) => return passed(PassthroughReason::Tools, format!("{path}.type")),
             None => return refused(&format!("{path}.type"), "it is missing"),
         };
         if text("name").is_none() {
@@ -153,7 +153,7 @@ fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untra
             };
             json!({ "type": "function", "function": { "name": name } })
         }
-        (None, Some(_)) => return passed(RelayReason::Tools, "tool_choice"),
+        (None, Some(_)) => return passed(PassthroughReason::Tools, "tool_choice"),
         _ => return refused("tool_choice", "auto, none, required, or a tool"),
     };
     set(chat, "tool_choice", choice);
@@ -248,22 +248,22 @@ mod tests {
     }
 
     #[rstest::rstest]
-    #[case(json!({ "previous_response_id": "resp_1" }), RelayReason::Parameter, "previous_response_id")]
-    #[case(json!({ "background": true }), RelayReason::Parameter, "background")]
-    #[case(json!({ "store": true }), RelayReason::Parameter, "store")]
-    #[case(json!({ "conversation": "c" }), RelayReason::Parameter, "conversation")]
-    #[case(json!({ "prompt": { "id": "p" } }), RelayReason::Parameter, "prompt")]
-    #[case(json!({ "tools": [{ "type": "web_search" }] }), RelayReason::Tools, "tools[0].type")]
-    #[case(json!({ "tools": [{ "type": "custom", "name": "p", "format": { "type": "grammar" } }] }), RelayReason::Tools, "tools[0].format")]
-    #[case(json!({ "tool_choice": { "type": "allowed_tools" } }), RelayReason::Tools, "tool_choice")]
-    #[case(json!({ "input": [{ "type": "computer_call" }] }), RelayReason::Parameter, "input[0].type")]
-    #[case(json!({ "input": [{ "type": "reasoning", "encrypted_content": "x" }] }), RelayReason::Parameter, "input[0].encrypted_content")]
-    #[case(json!({ "input": [{ "role": "user", "content": [{ "type": "input_file" }] }] }), RelayReason::Multimodal, "input[0].content[0].type")]
-    #[case(json!({ "input": [{ "role": "user", "content": [{ "type": "input_image", "file_id": "f" }] }] }), RelayReason::Multimodal, "input[0].content[0].file_id")]
-    #[case(json!({ "messages": [] }), RelayReason::UnknownParameter, "messages")]
+    #[case(json!({ "previous_response_id": "resp_1" }), PassthroughReason::Parameter, "previous_response_id")]
+    #[case(json!({ "background": true }), PassthroughReason::Parameter, "background")]
+    #[case(json!({ "store": true }), PassthroughReason::Parameter, "store")]
+    #[case(json!({ "conversation": "c" }), PassthroughReason::Parameter, "conversation")]
+    #[case(json!({ "prompt": { "id": "p" } }), PassthroughReason::Parameter, "prompt")]
+    #[case(json!({ "tools": [{ "type": "web_search" }] }), PassthroughReason::Tools, "tools[0].type")]
+    #[case(json!({ "tools": [{ "type": "custom", "name": "p", "format": { "type": "grammar" } }] }), PassthroughReason::Tools, "tools[0].format")]
+    #[case(json!({ "tool_choice": { "type": "allowed_tools" } }), PassthroughReason::Tools, "tool_choice")]
+    #[case(json!({ "input": [{ "type": "computer_call" }] }), PassthroughReason::Parameter, "input[0].type")]
+    #[case(json!({ "input": [{ "type": "reasoning", "encrypted_content": "x" }] }), PassthroughReason::Parameter, "input[0].encrypted_content")]
+    #[case(json!({ "input": [{ "role": "user", "content": [{ "type": "input_file" }] }] }), PassthroughReason::Multimodal, "input[0].content[0].type")]
+    #[case(json!({ "input": [{ "role": "user", "content": [{ "type": "input_image", "file_id": "f" }] }] }), PassthroughReason::Multimodal, "input[0].content[0].file_id")]
+    #[case(json!({ "messages": [] }), PassthroughReason::UnknownParameter, "messages")]
     fn what_only_a_server_does_is_passed_on_for_a_reason(
         #[case] body: Value,
-        #[case] reason: RelayReason,
+        #[case] reason: PassthroughReason,
         #[case] parameter: &str,
     ) {
         let wanted = Untranslated::Passed { reason, parameter: parameter.to_owned() };

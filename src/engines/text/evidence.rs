@@ -44,7 +44,7 @@ pub fn may_spell(
     }
     match text.strip_prefix(spelt.as_str()) {
         Some("") => true,
-        // The beginning of a character is held back with the text before it, or written as U+FFFD.
+        // The beginning of a character is withheld with the text before it, or written as U+FFFD.
         Some(rest) => decoder.is_inside_character() && rest.chars().all(|c| c == BROKEN),
         None => decoder.is_inside_character() && text.is_empty(),
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_character_is_held_back_or_broken_and_its_other_half_is_not_judged() {
+    fn half_a_character_is_withheld_or_broken_and_its_other_half_is_not_judged() {
         for (before, token) in [(&[A][..], EURO[0]), (&[MARK][..], EURO[0])] {
             assert!(may(before, token, "") && may(before, token, "\u{fffd}"));
             assert!(!may(before, token, "b") && !may(before, token, "\u{fffd}b"));

@@ -13,7 +13,7 @@
 //! * A character of which the target has emitted only some bytes is not shown to the drafter; its
 //!   draft begins with the whole character, and the bytes that are emitted already are removed from
 //!   the translation.
-//! * The last token of a translated draft is held back if it might become a longer one once the
+//! * The last token of a translated draft is withheld if it might become a longer one once the
 //!   drafter continues.
 
 mod back;

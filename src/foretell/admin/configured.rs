@@ -391,7 +391,7 @@ impl Configured {
         let terms = backend.map(|backend| ruling::terms(&backend.methods)).unwrap_or_default();
         let identity = match knowledge.as_deref() {
             Some(ServerKnowledge::Known(identity)) => Some(identity),
-            Some(ServerKnowledge::Relayed(..)) | None => None,
+            Some(ServerKnowledge::Passthrough(..)) | None => None,
         };
         let server = match (replica.as_deref().and_then(explain::down), knowledge.as_deref()) {
             (Some(why), _) => Fact::Known(policy::ServerState::Down(why)),
@@ -447,7 +447,7 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// State of a replica: epoch, verification methods, probe, learnt costs; `None` if it is not
+    /// State of a replica: engine start, verification methods, probe, learnt costs; `None` if it is not
     /// one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;

@@ -125,7 +125,7 @@ impl Understood {
 
     fn judged(&self) -> Body<'_> {
         let Some((request, findings)) = &self.0 else {
-            let reason = foretell_core::words::RelayReason::Body;
+            let reason = foretell_core::words::PassthroughReason::Body;
             return Body::Refused { reason, parameter: None, request: None };
         };
         match openai::refusal(findings) {
@@ -199,7 +199,7 @@ pub struct ServerFacts<'a> {
     pub replica: Option<&'a Arc<Replica>>,
     /// The server at its address.
     pub server: Fact<policy::ServerState<'a>>,
-    /// State of a drafter model, by its name in the process file.
+    /// State of a drafter model, by its name in the config file.
     pub models: Models<'a>,
     /// The gate that is closed there now, for a session with this ruling.
     pub closed: &'a dyn Fn(&Ruling) -> Option<PlainReason>,
@@ -247,9 +247,9 @@ pub fn explain(
 /// Reason for which a replica is considered down, from its latest calls; `None` if it is not.
 pub fn down(replica: &Replica) -> Option<&'static str> {
     match replica.health_state() {
-        HealthState::Silent => Some("it answers nothing, neither questions nor requests"),
-        HealthState::Down => Some("the last call did not reach it"),
-        HealthState::Broken => Some("its circuit breaker is open after repeated failures"),
+        HealthState::Silent => Some("the server answers neither requests nor health checks"),
+        HealthState::Down => Some("the last call did not reach the server"),
+        HealthState::Broken => Some("the circuit breaker is open after repeated failures"),
         HealthState::Ready | HealthState::Disabled => None,
     }
 }

@@ -12,8 +12,8 @@ use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Replica, SystemResolver};
 use crate::gateway::Shared;
 use crate::serving::{drafters, ruling};
-use foretell_core::words::RelayReason;
-use foretell_engines::dialect::relayed;
+use foretell_core::words::PassthroughReason;
+use foretell_engines::dialect::passthrough;
 use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Terms};
 use foretell_engines::text::Tokenizer;
@@ -21,7 +21,7 @@ use foretell_engines::text::Tokenizer;
 /// Result of identifying a server.
 enum Answered {
     Known(Arc<Identity>),
-    Relayed(RelayReason, String),
+    Passthrough(PassthroughReason, String),
     Down(String),
     NotCalled(&'static str),
 }
@@ -84,12 +84,12 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, may_
     let dialect = backend.dialect.spoken();
     if backend.billed {
         let why = "it bills per token, so it is never asked to verify";
-        return Answered::Relayed(RelayReason::Billed, why.to_owned());
+        return Answered::Passthrough(PassthroughReason::Billed, why.to_owned());
     }
-    if let Some(dialect) = dialect.filter(|dialect| relayed::RELAYED.contains(dialect)) {
-        return Answered::Relayed(
-            RelayReason::NoVerifyMethod,
-            format!("{} is only relayed to", dialect.name()),
+    if let Some(dialect) = dialect.filter(|dialect| passthrough::PASSTHROUGH.contains(dialect)) {
+        return Answered::Passthrough(
+            PassthroughReason::NoVerifyMethod,
+            format!("requests to {} are only passed through", dialect.name()),
         );
     }
     if !may_call {
@@ -99,16 +99,16 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, may_
     let settings = RecognitionSettings { renderer, ..recognition_settings(backend) };
     match identity::ask(replica, &settings, None, identity::Away::default(), &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
-        Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
+        Err(Unknown::Foreign(reason, why)) => Answered::Passthrough(reason, why),
         Err(unknown @ Unknown::PassedThrough(..)) => {
-            Answered::Relayed(RelayReason::NoVerifyMethod, unknown.to_string())
+            Answered::Passthrough(PassthroughReason::NoVerifyMethod, unknown.to_string())
         }
         Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
-            Answered::Relayed(RelayReason::NoVerifyMethod, why)
+            Answered::Passthrough(PassthroughReason::NoVerifyMethod, why)
         }
         Err(Unknown::Unreachable(why) | Unknown::Late(why)) => Answered::Down(why),
-        Err(Unknown::Locked(status)) => Answered::Relayed(
-            RelayReason::NoVerifyMethod,
+        Err(Unknown::Locked(status)) => Answered::Passthrough(
+            PassthroughReason::NoVerifyMethod,
             format!("it answers {status} without a key: name one in connect.auth.own_token_file"),
         ),
     }
@@ -118,7 +118,9 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, may_
 fn note(replica: &Replica, answered: &Answered) {
     match answered {
         Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
-        Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != RelayReason::NoVerifyMethod),
+        Answered::Passthrough(reason, _) => {
+            replica.set_dialect("passthrough", *reason != PassthroughReason::NoVerifyMethod);
+        }
         // Leaves the decision open until the server's step.
         Answered::Down(_) | Answered::NotCalled(_) => replica.set_dialect("auto", true),
     }
@@ -128,7 +130,7 @@ fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::ServerStat
     match answered {
         Answered::NotCalled(why) => Fact::Unknown(why),
         Answered::Down(why) => Fact::Known(policy::ServerState::Down(why)),
-        Answered::Relayed(reason, why) => Fact::Known(policy::ServerState::Relayed(*reason, why)),
+        Answered::Passthrough(reason, why) => Fact::Known(policy::ServerState::Passthrough(*reason, why)),
         Answered::Known(identity) => {
             let one = identity::shows_one(&identity.engine);
             let single = if one { Fact::Known(true) } else { Fact::Unknown(NOT_ONE) };

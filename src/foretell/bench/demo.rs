@@ -331,7 +331,7 @@ pub fn invitation(stack: &Stack) -> String {
     let chat = json!({"model": model, "messages": [{"role": "user", "content": "Write a function that adds two numbers."}],
         "max_tokens": 64, "temperature": 0, "stream": true, "stream_options": {"include_usage": true}});
     format!(
-        "Serving until Ctrl-C. The target answers at {}, Foretell before it at {through}:\n\n{}\n{}\n\
+        "Serving until Ctrl-C. The target answers at {}, Foretell in front of it at {through}:\n\n{}\n{}\n\
          \x20 curl -s {admin}/metrics | grep ^foretell_\n\nStatus page: {admin}/\n",
         stack.direct,
         post("/v1/completions", &completion),

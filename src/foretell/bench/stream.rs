@@ -74,7 +74,7 @@ pub struct Answer {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ForetellUsage {
-    /// Path of the request: `speculated`, `plain` or `relayed`.
+    /// Path of the request: `speculated`, `plain` or `passthrough`.
     pub path: String,
     /// Reason for which it was not speculated on, or no longer.
     #[serde(default)]

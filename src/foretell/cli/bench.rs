@@ -190,7 +190,7 @@ fn judge(requirements: &[Requirement], runs: &[Run], out: &mut impl Write) -> Ex
     let shortfalls: Vec<_> =
         requirements.iter().flat_map(|requirement| requirement.shortfalls(runs)).collect();
     for shortfall in &shortfalls {
-        let _ = writeln!(out, "FELL SHORT: {shortfall}");
+        let _ = writeln!(out, "NOT MET: {shortfall}");
     }
     if shortfalls.is_empty() {
         if !requirements.is_empty() {
@@ -198,7 +198,7 @@ fn judge(requirements: &[Requirement], runs: &[Run], out: &mut impl Write) -> Ex
         }
         Exit::Done
     } else {
-        Exit::FellShort
+        Exit::RequirementNotMet
     }
 }
 

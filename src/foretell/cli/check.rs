@@ -16,7 +16,7 @@ pub struct CheckArgs {
     /// The settings, as `serve` takes them.
     #[command(flatten)]
     pub flags: Flags,
-    /// Print the JSON Schema of policy files, or of the process file, for editors, and check
+    /// Print the JSON Schema of policy files, or of the config file, for editors, and check
     /// nothing
     #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true, default_missing_value = "policy")]
     pub schema: Option<SchemaOf>,
@@ -30,9 +30,9 @@ pub struct CheckArgs {
     /// Print the reference of policy files (docs/policy-reference.md), and check nothing
     #[arg(long, conflicts_with_all = ["schema", "metrics", "guarantees"])]
     pub policy_reference: bool,
-    /// Print the reference of the settings of the process file as Markdown, and nothing else
+    /// Print the reference of the settings of the config file as Markdown, and nothing else
     #[arg(long, conflicts_with_all = ["schema", "metrics", "guarantees", "policy_reference"])]
-    pub process_reference: bool,
+    pub config_reference: bool,
 }
 
 /// Kind of file that a schema describes.
@@ -40,15 +40,15 @@ pub struct CheckArgs {
 pub enum SchemaOf {
     /// A policy file
     Policy,
-    /// The process file
-    Process,
+    /// The config file
+    Config,
 }
 
 impl SchemaOf {
     fn text(self) -> String {
         match self {
             Self::Policy => declared::text(&crate::config::policy::schema()),
-            Self::Process => declared::text(&crate::config::process::schema()),
+            Self::Config => declared::text(&crate::config::process::schema()),
         }
     }
 }
@@ -70,7 +70,7 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
     if args.policy_reference {
         return write!(out, "{}", reference::policy()).map(|()| OK);
     }
-    if args.process_reference {
+    if args.config_reference {
         return write!(out, "{}", reference::process()).map(|()| OK);
     }
     match files::load(&args.flags, environment) {
@@ -98,7 +98,7 @@ pub(super) fn wanted(problems: &[Problem]) -> String {
     }
     let line = |name: &&str| format!("  {name}: {{ path: onnx/models/{name} }}\n");
     let lines: String = names.iter().map(line).collect();
-    format!("add to the process file, with the folder of each model:\ndrafters:\n{lines}")
+    format!("add to the config file, with the folder of each model:\ndrafters:\n{lines}")
 }
 
 fn good(loaded: &Loaded, out: &mut dyn Write) -> io::Result<()> {

@@ -112,7 +112,7 @@ pub async fn run_on(
         }
     };
     if args.once {
-        return if same { Exit::Done } else { Exit::FellShort };
+        return if same { Exit::Done } else { Exit::RequirementNotMet };
     }
     let _ = writeln!(out, "\n{}", invitation(stack));
     interrupted().await;
@@ -169,7 +169,7 @@ mod servers {
 
     type Failed = Box<dyn std::error::Error>;
 
-    /// Without a control group: every request of the demo may be speculated on.
+    /// Without a control group: every request of the demo is eligible.
     const POLICY: &str = r"
 version: 1
 name: demo
@@ -191,7 +191,7 @@ holdback: { start: 0, floor: 0 }
         let target = LocalTarget::start_at(opened.app, endpoints.direct).await.map_err(taken("direct"))?;
         let drafter = endpoints.models.join("draft-same");
         let process = format!(
-            "version: 1\nbackends: [{{ name: target, dialect: onnx, replicas: [\"http://{}\"], probe: {{ when: never }} }}]\n\
+            "version: 1\nbackends: [{{ name: target, engine: onnx, replicas: [\"http://{}\"], probe: {{ when: never }} }}]\n\
              drafters: {{ draft-same: {{ path: {:?} }} }}\n",
             target.address,
             drafter.display().to_string(),

@@ -17,15 +17,15 @@ use crate::config::{Flags, Problem, Strings};
 /// exits.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct DrainArgs {
-    /// The process file of the proxy, for its admin address and token [env: FORETELL_CONFIG]
+    /// The config file of the proxy, for its admin address and token [env: FORETELL_CONFIG]
     /// [default: foretell.yaml, if it exists]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<String>,
-    /// Its admin address [env: FORETELL_ADMIN] [default: that of the process file, else
+    /// Its admin address [env: FORETELL_ADMIN] [default: that of the config file, else
     /// 127.0.0.1:9464]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// File with its admin token [default: admin.token_file of the process file]
+    /// File with its admin token [default: admin.token_file of the config file]
     #[arg(long, value_name = "F")]
     pub token_file: Option<PathBuf>,
     /// Do not wait until it is empty

@@ -10,7 +10,7 @@ pub enum Exit {
     /// A server could not be reached, or gave no answer that can be measured.
     Unreachable,
     /// A required figure was not met, or too little was measured to know.
-    FellShort,
+    RequirementNotMet,
     /// The command line or the configuration is wrong.
     Usage,
 }
@@ -21,7 +21,7 @@ impl Exit {
         match self {
             Self::Done => 0,
             Self::Unreachable => 1,
-            Self::FellShort => 2,
+            Self::RequirementNotMet => 2,
             Self::Usage => 64,
         }
     }

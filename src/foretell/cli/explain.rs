@@ -1,5 +1,5 @@
 //! `foretell explain`: prints what would happen to a request, and why; or how much of a running
-//! proxy's output may be speculated on.
+//! proxy's output is eligible.
 //!
 //! It calls the running proxy if there is one, else the server, and prints which of them. This
 //! module decides nothing.
@@ -27,7 +27,7 @@ use foretell_engines::policy::Explanation;
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(group = clap::ArgGroup::new("subject").required(true))]
 pub struct ExplainArgs {
-    /// The settings, as `serve` takes them. With --backend, --tokenizer, --dialect or --policies
+    /// The settings, as `serve` takes them. With --backend, --tokenizer, --engine or --policies
     /// the running proxy is not asked, unless --admin selects it
     #[command(flatten)]
     pub flags: Flags,
@@ -35,7 +35,7 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE", group = "subject")]
     pub request: Option<String>,
     /// Instead of a request: the running proxy's traffic, as the share of its output tokens that
-    /// may be speculated on, and why the others may not
+    /// are eligible, and why the others are not
     #[arg(long, group = "subject", conflicts_with_all = ["route", "headers", "tenant", "offline"])]
     pub traffic: bool,
     /// completions or chat [default: chat if the body has messages]
@@ -54,7 +54,7 @@ pub struct ExplainArgs {
     /// --header
     #[arg(long, value_name = "F")]
     pub api_key_file: Option<PathBuf>,
-    /// Authority of the server's certificate, PEM, instead of that of the process file
+    /// Authority of the server's certificate, PEM, instead of that of the config file
     #[arg(long, value_name = "F")]
     pub ca: Option<PathBuf>,
     /// Ask neither the running proxy nor the server
@@ -123,8 +123,8 @@ impl ExplainArgs {
 }
 
 async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result<Explanation, String> {
-    let Flags { backend, tokenizer, dialect, policies, admin, .. } = &args.flags;
-    let others_meant = [backend, tokenizer, dialect, policies].iter().any(|flag| flag.is_some());
+    let Flags { backend, tokenizer, engine, policies, admin, .. } = &args.flags;
+    let others_meant = [backend, tokenizer, engine, policies].iter().any(|flag| flag.is_some());
     let mut notes = Vec::new();
     if !args.offline && (admin.is_some() || !others_meant) {
         match query::proxy(&loaded.process, given).await {
@@ -151,7 +151,7 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
 /// The note that no proxy answers.
 fn nobody(process: &Process) -> String {
     let missing = if process.backends.is_empty() {
-        ", and no process file (--config) or --backend names a server"
+        ", and no config file (--config) or --backend names a server"
     } else {
         ""
     };

@@ -19,7 +19,7 @@ use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
-use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_core::words::{PassthroughReason, VerifyMethod};
 use foretell_engines::dialect::Confirmation;
 use foretell_engines::dialect::Engine;
 use foretell_engines::dialect::probe::{Cache, Findings};
@@ -38,8 +38,8 @@ pub struct ProbeArgs {
     #[arg(long)]
     pub json: bool,
     /// API of its engine
-    #[arg(long, value_name = "D", default_value = "auto")]
-    pub dialect: String,
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    pub engine: String,
     /// The tokenizer.json of its model, or a folder with one, if the server does not serve it
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
@@ -65,17 +65,17 @@ pub struct ProbeArgs {
 enum Outcome {
     /// It was measured, or it has no verification method to measure.
     Report(Box<Report>),
-    /// A proxy would relay every request to it, for this reason.
-    Relayed { reason: RelayReason, why: String },
+    /// A proxy would pass every request through to it, for this reason.
+    Passthrough { reason: PassthroughReason, why: String },
 }
 
 impl Outcome {
     /// The exit code of a probe without an error.
     fn exit(&self) -> Exit {
         match self {
-            _ if !self.is_eligible() => Exit::FellShort,
-            Self::Report(report) if report.measured_too_little() => Exit::FellShort,
-            Self::Report(_) | Self::Relayed { .. } => Exit::Done,
+            _ if !self.is_eligible() => Exit::RequirementNotMet,
+            Self::Report(report) if report.measured_too_little() => Exit::RequirementNotMet,
+            Self::Report(_) | Self::Passthrough { .. } => Exit::Done,
         }
     }
 
@@ -87,7 +87,7 @@ impl Outcome {
                 let engine = &report.findings.engine;
                 !engine.methods.is_empty() && defaults_problem(engine).is_none()
             }
-            Self::Relayed { reason, .. } => *reason == RelayReason::Billed,
+            Self::Passthrough { reason, .. } => *reason == PassthroughReason::Billed,
         }
     }
 
@@ -103,13 +103,13 @@ impl Outcome {
 
 /// Probes a server and prints the result.
 pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
-    let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
+    let named = Named::NAMES.iter().find(|(name, _)| *name == args.engine);
     let Some((_, dialect)) = named else {
         let names: Vec<_> = Named::NAMES.iter().map(|(name, _)| *name).collect();
         super::complain(&format_args!(
-            "--dialect: unknown value, allowed {}, got {:?}",
+            "--engine: unknown value, allowed {}, got {:?}",
             names.join("|"),
-            args.dialect
+            args.engine
         ));
         return Exit::Usage;
     };
@@ -139,12 +139,12 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     spinner.finish_and_clear();
     let outcome = match looked {
         Ok(outcome) => outcome,
-        Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
+        Err(Unknown::Foreign(reason, why)) => Outcome::Passthrough { reason, why },
         Err(unknown @ Unknown::PassedThrough(..)) => {
-            Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why: unknown.to_string() }
+            Outcome::Passthrough { reason: PassthroughReason::NoVerifyMethod, why: unknown.to_string() }
         }
         Err(Unknown::Stranger(why) | Unknown::Unchecked(why)) => {
-            Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why }
+            Outcome::Passthrough { reason: PassthroughReason::NoVerifyMethod, why }
         }
         Err(Unknown::Locked(status)) => {
             let key = match args.access.api_key_file {
@@ -175,9 +175,9 @@ fn write_outcome(args: &ProbeArgs, outcome: &Outcome, out: &mut dyn Write) -> io
         (Outcome::Report(report), false) => {
             write_report(&args.url, report, outcome.next(args.within).as_deref(), out)
         }
-        (Outcome::Relayed { reason, why }, false) => {
+        (Outcome::Passthrough { reason, why }, false) => {
             writeln!(out, "server       {}", args.url)?;
-            writeln!(out, "conclusion   Relayed ({}): {why}.", reason.name())
+            writeln!(out, "conclusion   Passed through ({}): {why}.", reason.name())
         }
         (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(args, outcome))?),
     }
@@ -186,10 +186,10 @@ fn write_outcome(args: &ProbeArgs, outcome: &Outcome, out: &mut dyn Write) -> io
 fn as_json(args: &ProbeArgs, outcome: &Outcome) -> Value {
     let mut value = match outcome {
         Outcome::Report(report) => report.to_json(),
-        Outcome::Relayed { reason, why } => json!({
-            "methods": [], "pays": null, "relayed": reason.name(),
-            "balanced": *reason == RelayReason::Balanced,
-            "conclusion": format!("Relayed ({}): {why}.", reason.name()),
+        Outcome::Passthrough { reason, why } => json!({
+            "methods": [], "pays": null, "passthrough": reason.name(),
+            "several_engines": *reason == PassthroughReason::SeveralEngines,
+            "conclusion": format!("Passed through ({}): {why}.", reason.name()),
         }),
     };
     if let Some(fields) = value.as_object_mut() {
@@ -211,7 +211,7 @@ async fn look(
         let models = identity::models(replica).await?;
         let models = models.len();
         let why = format!("it bills per token, so only its list of models was requested ({models})");
-        return Ok(Outcome::Relayed { reason: RelayReason::Billed, why });
+        return Ok(Outcome::Passthrough { reason: PassthroughReason::Billed, why });
     }
     let named: &[VerifyMethod] = if args.score { &[VerifyMethod::Score] } else { &[] };
     let mut recognised = identity::recognise(replica, &Renderer::Itself, dialect.spoken(), named).await?;
@@ -270,8 +270,11 @@ async fn measure(
         if let Some(why) = probe::unchecked(&shown) {
             return Err(Unknown::Unchecked(why));
         }
-        if shown.balanced {
-            return Ok(Outcome::Relayed { reason: RelayReason::Balanced, why: probe::MANY.to_owned() });
+        if shown.several_engines {
+            return Ok(Outcome::Passthrough {
+                reason: PassthroughReason::SeveralEngines,
+                why: probe::MANY.to_owned(),
+            });
         }
         seen.calls += shown.calls;
         limits.calls = limits.calls.saturating_sub(shown.calls);
@@ -302,7 +305,7 @@ fn unmeasured(engine: Engine) -> Findings {
         engine,
         measured: Measured::default(),
         cache: Cache::default(),
-        balanced: false,
+        several_engines: false,
         unchecked: None,
         removed: Vec::new(),
         notes: Vec::new(),
@@ -346,7 +349,7 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
     let context = engine.context.map_or("not reported".to_owned(), |tokens| format!("{tokens} tokens"));
     writeln!(out, "model        {} (context {context})", engine.model)?;
     let defaults = match &engine.defaults {
-        None => "not known: requests that leave fields unset use fan_out on their own route, or are relayed"
+        None => "not known: requests that leave fields unset use fan_out on their own route, or are passed through"
             .to_owned(),
         Some(of) => format!(
             "temperature {}, top_p {}, top_k {}, min_p {}, repetition_penalty {}",
@@ -390,7 +393,7 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
         let chats = if engine.renders {
             "speculated on once models[].parsers names its parsers".to_owned()
         } else {
-            format!("relayed: it takes {setting}")
+            format!("passed through: it takes {setting}")
         };
         writeln!(out, "tool chats   {chats}")?;
     }
@@ -411,11 +414,11 @@ fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let block = if engine.block == 1 { "1 token".to_owned() } else { format!("{} tokens", engine.block) };
     writeln!(out, "prefix cache {state} ({how}{times}; block size {block})")?;
     let seeds = match probe::noise(engine) {
-        "place" => {
-            "a seeded output continues the same from any position: seeded requests may be speculated on"
-        }
+        "place" => "a seeded output continues the same from any position: seeded requests are eligible",
         "ignored" => "seeds are ignored",
-        _ => "a seeded output does not continue the same from another position: seeded requests are relayed",
+        _ => {
+            "a seeded output does not continue the same from another position: seeded requests are passed through"
+        }
     };
     writeln!(out, "seeds        {seeds}")
 }

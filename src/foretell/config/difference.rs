@@ -1,4 +1,4 @@
-//! Settings of the process file that have been edited since it was read.
+//! Settings of the config file that have been edited since it was read.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::yaml::{self, Node, Value};
 /// Settings that take effect while the process runs.
 const LIVE: [&str; 1] = ["mode"];
 
-/// One problem for each setting that differs between two texts of a process file and that only a
+/// One problem for each setting that differs between two texts of a config file and that only a
 /// restart can change. A removed setting has no line.
 ///
 /// # Errors

@@ -48,10 +48,10 @@ impl Strings for std::collections::BTreeMap<String, String> {
 /// as unset.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// The process file [env: FORETELL_CONFIG] [default: foretell.yaml, if it exists]
+    /// The config file [env: FORETELL_CONFIG] [default: foretell.yaml, if it exists]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<String>,
-    /// One backend instead of those of the process file [env: FORETELL_BACKEND]
+    /// One backend instead of those of the config file [env: FORETELL_BACKEND]
     #[arg(long, value_name = "URL")]
     pub backend: Option<String>,
     /// The tokenizer.json of the model of --backend, or a folder with one, if the server does not
@@ -59,8 +59,8 @@ pub struct Flags {
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<String>,
     /// API of the backends' engines
-    #[arg(long, value_name = "DIALECT", help = dialects())]
-    pub dialect: Option<String>,
+    #[arg(long, value_name = "ENGINE", help = dialects())]
+    pub engine: Option<String>,
     /// Address to serve clients on; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port
     /// 0 a free one [env: FORETELL_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "IP:PORT")]
@@ -74,7 +74,7 @@ pub struct Flags {
     /// run time [env: FORETELL_MODE] [default: auto]
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
-    /// Folder of the policies [env: FORETELL_POLICIES] [default: policies, beside the process file]
+    /// Folder of the policies [env: FORETELL_POLICIES] [default: policies, beside the config file]
     #[arg(long, value_name = "DIR")]
     pub policies: Option<String>,
     /// Lowest level of log lines: error, warn, info, debug or trace [env: FORETELL_LOG_LEVEL]
@@ -87,10 +87,10 @@ pub struct Flags {
     pub log_format: Option<String>,
 }
 
-/// The help of `--dialect`.
+/// The help of `--engine`.
 fn dialects() -> String {
     let names: Vec<&str> = Dialect::NAMES.iter().map(|(name, _)| *name).collect();
-    format!("API of the backends' engines: {} [env: FORETELL_DIALECT] [default: auto]", names.join(", "))
+    format!("API of the backends' engines: {} [env: FORETELL_ENGINE] [default: auto]", names.join(", "))
 }
 
 /// A setting's text and the flag or variable that it came from.
@@ -131,7 +131,7 @@ impl Overrides {
             config: given(&flags.config, "config"),
             backend: given(&flags.backend, "backend"),
             tokenizer: given(&flags.tokenizer, "tokenizer"),
-            dialect: given(&flags.dialect, "dialect"),
+            dialect: given(&flags.engine, "engine"),
             listen: given(&flags.listen, "listen"),
             admin: given(&flags.admin, "admin"),
             mode: given(&flags.mode, "mode"),
@@ -141,7 +141,7 @@ impl Overrides {
         }
     }
 
-    /// Path of the process file, if a flag or variable sets it.
+    /// Path of the config file, if a flag or variable sets it.
     pub fn config(&self) -> Option<PathBuf> {
         self.config.as_ref().map(|given| PathBuf::from(&given.text))
     }
@@ -167,7 +167,7 @@ impl Overrides {
         })
     }
 
-    /// True if the process file's setting at `setting` stays in force, that is, no flag or
+    /// True if the config file's setting at `setting` stays in force, that is, no flag or
     /// variable replaces it.
     pub fn leaves(&self, setting: &str) -> bool {
         let replaced =
@@ -220,7 +220,7 @@ impl Overrides {
             |model| process.backends.iter_mut().for_each(|backend| backend.models = vec![model.clone()]),
         );
         let dialect = |text: &str| one_of(text, Dialect::NAMES);
-        set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, dialect, |dialect| {
+        set(self.dialect.as_ref(), "backends[0].engine", &mut problems, dialect, |dialect| {
             process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
         });
         if problems.is_empty() { Ok(()) } else { Err(problems) }

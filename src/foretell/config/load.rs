@@ -1,4 +1,4 @@
-//! Reads process file and policy files and reports all problems together.
+//! Reads config file and policy files and reports all problems together.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
@@ -21,20 +21,20 @@ use foretell_core::words::Mode;
 use foretell_engines::openai::Api;
 use foretell_engines::policy::{Accept, Drafter, Match, Policy, PolicyMode, PolicySet, Rule};
 
-/// Process file that is read if none is named and this one exists.
+/// Config file that is read if none is named and this one exists.
 const CONFIG_FILE: &str = "foretell.yaml";
 
 /// Maximum number of policy files. Every request is compared with all of them in the worst case,
 /// and each has time series of its own in the metrics.
 const MAX_POLICIES: usize = 1_000;
 
-/// The message for a drafter that a policy names and the process file does not declare.
-pub const UNDECLARED: &str = "not declared under drafters of the process file";
+/// The message for a drafter that a policy names and the config file does not declare.
+pub const UNDECLARED: &str = "not declared under drafters of the config file";
 
 /// The complete configuration, free of problems.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Settings of the process file, environment and flags.
+    /// Settings of the config file, environment and flags.
     pub process: Process,
     /// The policies, in match order.
     pub policies: PolicySet,
@@ -47,12 +47,12 @@ pub struct Loaded {
 /// Result of reading the configuration with or without problems.
 #[derive(Clone, Debug, Default)]
 pub struct Attempt {
-    /// Settings of the process file, environment and flags; a setting with a problem has its
+    /// Settings of the config file, environment and flags; a setting with a problem has its
     /// default.
     pub process: Process,
     /// The policies without problems.
     pub policies: PolicySet,
-    /// Every file that was read; the process file, if there is one, comes first.
+    /// Every file that was read; the config file, if there is one, comes first.
     pub files: Vec<PathBuf>,
     /// Files and folders that the settings in force name.
     pub named: Vec<Named>,
@@ -78,7 +78,7 @@ impl Attempt {
     }
 }
 
-/// Reads the process file and all policies.
+/// Reads the config file and all policies.
 ///
 /// # Errors
 /// Every problem, in the order of files and lines.
@@ -86,7 +86,7 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     attempt(flags, environment).done()
 }
 
-/// Reads the process file and all policies, keeping the readable settings besides the problems.
+/// Reads the config file and all policies, keeping the readable settings besides the problems.
 pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let overrides = Overrides::new(flags, environment);
     let file = overrides.config().or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
@@ -110,7 +110,7 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let folder = settle_policies(&overrides, file.as_deref(), &named, &mut process);
     let mut files: Vec<PathBuf> = file.iter().cloned().collect();
     let sources = sources(&process, &folder, &mut files, &mut problems);
-    // With an unreadable process file every drafter would be reported as undeclared.
+    // With an unreadable config file every drafter would be reported as undeclared.
     let (policies, cautions) = parse_all(&sources, process_is_good.then_some(&process), &mut problems);
     process.policies_read = Some(fingerprint(&sources));
     process.policies_must_exist |= process.policies.is_dir();
@@ -134,8 +134,8 @@ struct FolderSource {
     path: &'static str,
 }
 
-/// Determines the policy folder: a flag or variable first, then the process file's setting
-/// (relative to that file's folder), then `policies` beside the process file. A folder that is
+/// Determines the policy folder: a flag or variable first, then the config file's setting
+/// (relative to that file's folder), then `policies` beside the config file. A folder that is
 /// named explicitly must exist.
 fn settle_policies(
     overrides: &Overrides,
@@ -159,10 +159,10 @@ fn settle_policies(
     }
 }
 
-/// The process file, as problems without a line name it.
+/// The config file, as problems without a line name it.
 pub fn process_file(process: &Process) -> String {
     let file = process.file.as_ref().map(|file| file.path.display().to_string());
-    file.unwrap_or_else(|| "(no process file)".to_owned())
+    file.unwrap_or_else(|| "(no config file)".to_owned())
 }
 
 /// Warning that the policy folder has no policy, so the built-in one is in force.
@@ -186,7 +186,10 @@ fn inert(policy: &Policy) -> Option<String> {
 fn unverified(process: &Process) -> Vec<String> {
     let left = |backend: &&Backend| backend.methods.allow.is_empty();
     let line = |backend: &Backend| {
-        format!("backend {}: verify.allow: [] leaves no method: its requests are relayed", backend.name)
+        format!(
+            "backend {}: verify.allow: [] leaves no method: its requests are passed through",
+            backend.name
+        )
     };
     process.backends.iter().filter(left).map(line).collect()
 }
@@ -276,7 +279,7 @@ fn clash(one: SocketAddr, other: SocketAddr) -> bool {
     same && one.port() == other.port() && one.port() != 0
 }
 
-/// Warnings about settings of a policy that have no effect with this process file.
+/// Warnings about settings of a policy that have no effect with this config file.
 fn ineffective(policy: &Policy, process: &Process) -> Vec<String> {
     let told = unknown_backends(policy, process).into_iter();
     told.chain(unmatched(policy))
@@ -316,16 +319,15 @@ fn untenanted(policy: &Policy, process: &Process) -> Option<String> {
         None => return None,
     };
     let name = &policy.name;
-    nobody.then(|| {
-        format!("policy {name}: {what} without tenant.header or tenant.fallback of the process file")
-    })
+    nobody
+        .then(|| format!("policy {name}: {what} without tenant.header or tenant.fallback of the config file"))
 }
 
 /// Warning that a policy's requests are not recorded.
 fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
     let why = match (process.corpus.record.is_some(), policy.mode, process.mode) {
         _ if !policy.corpus.record => return None,
-        (false, ..) => "without corpus.record.dir of the process file".to_owned(),
+        (false, ..) => "without corpus.record.dir of the config file".to_owned(),
         (true, PolicyMode::Auto, Mode::Auto) => return None,
         (true, PolicyMode::Auto, mode) => format!("in mode {}", mode.name()),
         (true, mode, _) => format!("with mode: {}", mode.name()),
@@ -333,7 +335,8 @@ fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
     Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
 }
 
-/// Warning that a policy is for requests of APIs that no backend translates, which are relayed.
+/// Warning that a policy is for requests of APIs that no backend translates, which are passed
+/// through.
 fn untranslated(policy: &Policy, process: &Process) -> Option<String> {
     let routes = policy.matcher.routes.as_ref().filter(|_| !process.backends.is_empty())?;
     let never = |api: &Api| {
@@ -376,7 +379,7 @@ pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
     parse_policies(&policy_sources(process)?, process)
 }
 
-/// Parses policies and checks them against each other and the process file: unique names, declared
+/// Parses policies and checks them against each other and the config file: unique names, declared
 /// drafters.
 ///
 /// # Errors
@@ -554,7 +557,7 @@ pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
     Ok(paths)
 }
 
-/// The text of a process file.
+/// The text of a config file.
 ///
 /// # Errors
 /// It cannot be read, is no regular file or too large, or is not UTF-8.

@@ -1,4 +1,4 @@
-//! The files and folders that a process file names: the setting of each, and its required content.
+//! The files and folders that a config file names: the setting of each, and its required content.
 //!
 //! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and
 //! report problems at the setting that names them.
@@ -33,16 +33,16 @@ pub enum FileKind {
     Policies,
 }
 
-/// A file or folder that the process file names.
+/// A file or folder that the config file names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// The path as written in the setting.
     pub path: PathBuf,
     /// Its required content.
     pub kind: FileKind,
-    /// The process file, or the flag or environment variable, that names it.
+    /// The config file, or the flag or environment variable, that names it.
     pub file: String,
-    /// Line in the process file; `None` for flags and variables.
+    /// Line in the config file; `None` for flags and variables.
     pub line: Option<u64>,
     /// Path of the setting, such as `admin.token_file`.
     pub setting: String,

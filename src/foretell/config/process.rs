@@ -1,4 +1,4 @@
-//! The process file (`foretell.yaml`), validated: listeners, backends and limits.
+//! The config file (`foretell.yaml`), validated: listeners, backends and limits.
 
 mod backend;
 mod backends;
@@ -33,7 +33,7 @@ pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T
     names.iter().find(|(_, named)| *named == value).map_or("", |(name, _)| name)
 }
 
-/// The validated process file, with flags and environment variables applied.
+/// The validated config file, with flags and environment variables applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Process {
     /// Operating mode of the whole process; the admin API can change it at run time.
@@ -75,7 +75,7 @@ pub struct Process {
     pub policies_must_exist: bool,
     /// Logging and tracing.
     pub observe: Observe,
-    /// The process file as it was read; `None` without one.
+    /// The config file as it was read; `None` without one.
     pub file: Option<ProcessFile>,
     /// The [`fingerprint`](super::load::fingerprint) of the policy files as they were read with
     /// these settings; `None` if the policies do not come from files, so that there is nothing to
@@ -83,7 +83,7 @@ pub struct Process {
     pub policies_read: Option<u64>,
 }
 
-/// A process file and its text.
+/// A config file and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessFile {
     /// Its path.
@@ -130,15 +130,15 @@ pub struct Limits {
     /// Limits of a request's head, with the time limits of a client's requests (`timeouts.header`,
     /// `timeouts.body`, `timeouts.keep_alive`).
     pub head: Bounds,
-    /// Maximum size of a request body considered for speculation, bytes; larger ones are relayed
-    /// without being read.
+    /// Maximum size of a request body considered for speculation, bytes; larger ones are passed
+    /// through without being read.
     pub speculate_body: usize,
     /// Maximum size of a request body, bytes; larger ones are refused. `None`: no limit.
-    pub relay_body: Option<u64>,
-    /// Maximum number of concurrent speculated requests; further ones are relayed. 0 relays all.
+    pub passthrough_body: Option<u64>,
+    /// Maximum number of concurrent speculated requests; further ones are passed through. 0: all.
     pub sessions: usize,
-    /// Maximum memory for bodies and sessions together, bytes; above it completions are relayed
-    /// without being read.
+    /// Maximum memory for bodies and sessions together, bytes; above it completions are passed
+    /// through without being read.
     pub memory: u64,
     /// Maximum number of concurrent client connections; `None`: as many as the limit of open file
     /// descriptors allows.

@@ -1,4 +1,4 @@
-//! The reference pages of policy files and of the process file, made from their JSON Schemas, which
+//! The reference pages of policy files and of the config file, made from their JSON Schemas, which
 //! the readers make.
 
 use std::fmt::Write;
@@ -12,7 +12,7 @@ pub fn policy() -> String {
     page(POLICY, &policy::schema())
 }
 
-/// The page of the process file, as Markdown.
+/// The page of the config file, as Markdown.
 pub fn process() -> String {
     page(PROCESS, &process::file::settings())
 }
@@ -47,9 +47,9 @@ together, with examples: [policies.md](policies.md).
 ";
 
 const PROCESS: &str = "\
-# Reference of the process file
+# Reference of the config file
 
-Written by `foretell check --process-reference` from the schema of the process file
+Written by `foretell check --config-reference` from the schema of the config file
 ([deploy/schema.json](../deploy/schema.json)); a test compares this page with the program. A file with most of them:
 [deploy/foretell.yaml](../deploy/foretell.yaml). Any value may be an environment variable, `${NAME}`.
 ";

@@ -1,4 +1,4 @@
-//! Environment variables in the values of a process file: `${NAME}`, and `${NAME:-default}` where
+//! Environment variables in the values of a config file: `${NAME}`, and `${NAME:-default}` where
 //! the variable need not be set. `$${` gives a literal `${`.
 //!
 //! A value that consists of one variable is read as if the variable's text were in its place, so

@@ -34,7 +34,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches the policy files and the process file. Earlier edits count as a change.
+    /// Watches the policy files and the config file. Earlier edits count as a change.
     pub fn new(process: Process) -> Self {
         Self { process, signature: 0, unsettled: true, looks: 0 }
     }

@@ -1,7 +1,7 @@
 //! Identity of the server at a backend's address: engine, model, vocabulary, start time.
 //!
-//! All learnt data is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one
-//! and starts clean. Until the identity is known, requests are relayed.
+//! All learnt data is keyed by this [`EngineStart`]; a restarted engine or another tokenizer is a
+//! new one and starts clean. Until the identity is known, requests are passed through.
 
 mod ask;
 mod confirm;
@@ -25,7 +25,7 @@ use crate::fleet::probe::{Limits, Report};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
-use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_core::words::{PassthroughReason, VerifyMethod};
 use foretell_engines::dialect::Confirmation;
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::parse::Parsers;
@@ -37,9 +37,9 @@ pub use confirm::{ModelConfig, confirm};
 pub use watched::shows_one;
 use watched::{ModelChange, Watched};
 
-/// The key of all learnt data.
+/// An engine start: the same process, model and version. The key of all learnt data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Epoch {
+pub struct EngineStart {
     /// The replica's label, such as `backend/0`.
     pub replica: String,
     /// The model id that it serves.
@@ -58,8 +58,8 @@ pub struct Epoch {
 /// A backend that is known well enough to speculate on.
 #[derive(Clone)]
 pub struct Identity {
-    /// The key of all learnt data.
-    pub epoch: Epoch,
+    /// The engine start, the key of all learnt data.
+    pub engine_start: EngineStart,
     /// The recognised engine: dialect, verification methods, limits.
     pub engine: Arc<Engine>,
     pub tokenizer: Arc<Tokenizer>,
@@ -92,14 +92,14 @@ impl Identity {
 
     /// True if the other has another key, or knows of a renderer that was away before.
     fn is_news(&self, other: &Self) -> bool {
-        self.epoch != other.epoch || self.engine.renders != other.engine.renders
+        self.engine_start != other.engine_start || self.engine.renders != other.engine.renders
     }
 
     /// True if the other is certainly not the same engine. One that was only unreachable, and
     /// reports no start time, may be.
     fn is_other(&self, other: &Self) -> bool {
         let of = |identity: &Self| {
-            let Epoch { model, version, weights, vocabulary, .. } = identity.epoch.clone();
+            let EngineStart { model, version, weights, vocabulary, .. } = identity.engine_start.clone();
             (model, version, weights, vocabulary)
         };
         of(self) != of(other)
@@ -117,11 +117,11 @@ impl Identity {
 pub enum ServerKnowledge {
     /// It is recognised and can verify drafts.
     Known(Arc<Identity>),
-    /// It is relayed, with the reason and the cause for the operator.
-    Relayed(RelayReason, String),
+    /// Its requests are passed through, with the reason and the cause for the operator.
+    Passthrough(PassthroughReason, String),
 }
 
-/// Why a replica is relayed before its first answer.
+/// Reason for passing through the requests to a replica before its first answer.
 const UNRECOGNISED: &str = "it has not been recognised yet";
 
 /// Configuration of a replica's recognition and monitoring.
@@ -231,7 +231,8 @@ impl Identities {
         self.find(replica).map(|known| known.knowledge.load_full())
     }
 
-    /// A replica in the admin API: epoch, verification methods and probe; `None` if it is excluded.
+    /// A replica in the admin API: engine start, verification methods and probe; `None` if it is
+    /// excluded.
     pub fn shown(&self, replica: &Arc<Replica>) -> Option<Value> {
         let known = self.find(replica)?;
         let knowledge = known.knowledge.load();
@@ -239,22 +240,22 @@ impl Identities {
             json!({ "from": from, "to": to, "at": unix_time(at).as_secs_f64() })
         });
         let mut shown = match &**knowledge {
-            ServerKnowledge::Relayed(reason, why) => {
-                let wrong = (why != UNRECOGNISED && *reason != RelayReason::Billed)
+            ServerKnowledge::Passthrough(reason, why) => {
+                let wrong = (why != UNRECOGNISED && *reason != PassthroughReason::Billed)
                     .then(|| format!("no request is eligible ({}): {why}", reason.name()));
                 json!({
                     "problem": wrong,
-                    "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null },
+                    "probe": { "conclusion": format!("Passed through ({}): {why}.", reason.name()), "pays": null },
                 })
             }
             ServerKnowledge::Known(identity) => {
-                let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
+                let EngineStart { model, version, started, vocabulary, .. } = &identity.engine_start;
                 let replica = known.replica.backend();
                 let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
                 let methods: Vec<_> = identity.engine.methods.iter().map(|method| method.name()).collect();
                 json!({
-                    "dialect": identity.engine.dialect.name(),
-                    "epoch": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
+                    "engine": identity.engine.dialect.name(),
+                    "engine_start": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
                     "verify": methods,
                     "problem": identity.engine.confirmation.as_ref().and_then(Confirmation::problem),
                     "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
@@ -285,7 +286,7 @@ impl Identities {
     pub fn silent(&self) -> Vec<Arc<Replica>> {
         let is_silent = |known: &&Arc<Watched>| {
             let knowledge = known.knowledge.load();
-            matches!(&**knowledge, ServerKnowledge::Relayed(_, why) if why == UNRECOGNISED)
+            matches!(&**knowledge, ServerKnowledge::Passthrough(_, why) if why == UNRECOGNISED)
         };
         self.known.read().iter().filter(is_silent).map(|known| Arc::clone(&known.replica)).collect()
     }

@@ -75,8 +75,8 @@ pub async fn measure(
 }
 
 /// Checks that a single engine answers at an address that does not report its start time: four
-/// calls, eight at most. [`Findings::balanced`] is the result, unless the verification method in
-/// use does not work ([`not_asked`]), or the check was not finished ([`unchecked`]).
+/// calls, eight at most. [`Findings::several_engines`] is the result, unless the verification
+/// method in use does not work ([`not_asked`]), or the check was not finished ([`unchecked`]).
 pub async fn is_one(
     replica: &Replica,
     engine: &Engine,

@@ -75,7 +75,7 @@ pub struct Replica {
     /// One for each network thread, and one for all other threads.
     pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
-    /// The engine's last known dialect: kept while it is relayed.
+    /// The engine's last known dialect: kept while its requests are passed through.
     engine: ArcSwap<String>,
     speculates: AtomicBool,
     health: Arc<Health>,
@@ -199,8 +199,8 @@ impl Replica {
         self.dialect.load_full()
     }
 
-    /// The name of the dialect that was configured or last recognised, also while it is relayed;
-    /// `auto` until it is known.
+    /// The name of the dialect that was configured or last recognised, also while its requests are
+    /// passed through; `auto` until it is known.
     pub fn engine(&self) -> Arc<String> {
         self.engine.load_full()
     }
@@ -418,18 +418,18 @@ pub enum Probed {
     /// Nothing pays there.
     PaysNot,
     /// Several engines answer at its address.
-    Balanced,
+    SeveralEngines,
 }
 
 impl Probed {
-    const ALL: [Self; 3] = [Self::Pays, Self::PaysNot, Self::Balanced];
+    const ALL: [Self; 3] = [Self::Pays, Self::PaysNot, Self::SeveralEngines];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pays => "pays",
             Self::PaysNot => "pays_not",
-            Self::Balanced => "balanced",
+            Self::SeveralEngines => "several_engines",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One request from its head to the hand-over to the relay or the session runner.
+//! One request from its head to the hand-over to the passthrough or the session runner.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, 
 use tracing::Instrument;
 
 use super::facts;
-use super::relay::{Relay, fail};
+use super::passthrough::{Passthrough, fail};
 use super::route::{self, Read};
 use super::tenant::{self, Doubt};
 use super::translate::{self, AskedBy};
@@ -37,7 +37,7 @@ use crate::observe::Record;
 use crate::observe::metrics::Stage;
 use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent};
 use crate::serving::failure::{Failure, shielded};
-use foretell_core::words::{Mode, RelayReason};
+use foretell_core::words::{Mode, PassthroughReason};
 use foretell_engines::openai::{self, Judgement, Route};
 use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Wish};
 use foretell_engines::translation::Untranslated;
@@ -45,7 +45,7 @@ use foretell_engines::translation::Untranslated;
 /// Maximum length of a client's `x-request-id` that is adopted, bytes.
 const LONGEST_ID: usize = 128;
 
-/// Memory for the buffers of a request whose body is relayed unread, bytes.
+/// Memory for the buffers of a request whose body is passed through unread, bytes.
 const UNREAD: u64 = 128 << 10;
 
 /// Maximum bytes of a streamed body that are kept to send it once more.
@@ -68,8 +68,8 @@ struct Ids(Arc<AtomicU64>);
 
 impl Default for Ids {
     fn default() -> Self {
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self(Arc::new(AtomicU64::new((epoch.as_micros() as u64) << 20)))
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(Arc::new(AtomicU64::new((now.as_micros() as u64) << 20)))
     }
 }
 
@@ -107,7 +107,7 @@ fn tenant_failure(doubt: Doubt) -> Failure {
 /// The decision about a completion.
 enum Received {
     Serve { eligible: Eligible, body: Bytes },
-    Relay { why: policy::Relay, model: Option<String>, to: Option<Arc<Replica>>, body: Payload },
+    Passthrough { why: policy::Passthrough, model: Option<String>, to: Option<Arc<Replica>>, body: Payload },
     Fail(Failure),
 }
 
@@ -141,12 +141,12 @@ impl Payload {
     }
 }
 
-/// Reason for which a request is relayed, if that is decided.
-fn relay(ended: Option<Outcome>) -> Option<policy::Relay> {
+/// Reason for which a request is passed through, if that is decided.
+fn passthrough(ended: Option<Outcome>) -> Option<policy::Passthrough> {
     match ended? {
-        Outcome::Relay(relay) => Some(relay),
-        // The relay finds no replica, and answers with that error.
-        Outcome::Nobody => Some(RelayReason::NoVerifyMethod.into()),
+        Outcome::Passthrough(passthrough) => Some(passthrough),
+        // The passthrough finds no replica, and answers with that error.
+        Outcome::Nobody => Some(PassthroughReason::NoVerifyMethod.into()),
         Outcome::Serve(_) | Outcome::Undecided(..) => None,
     }
 }
@@ -228,7 +228,8 @@ impl Proxy {
         response
     }
 
-    /// Relays a request that is no completion, perhaps for the reason that it is not translated.
+    /// Passes through a request that is no completion, perhaps for the reason that it is not
+    /// translated.
     async fn other(
         &self,
         mut inbound: Inbound,
@@ -238,10 +239,10 @@ impl Proxy {
         if inbound.parts.method == Method::CONNECT {
             return fail(inbound.record, &Failure::Connect);
         }
-        let api = route::relayed_api(&inbound.parts.method, &inbound.parts.uri);
+        let api = route::passthrough_api(&inbound.parts.method, &inbound.parts.uri);
         match (api, untranslated) {
             (Some(api), Some(Untranslated::Passed { reason, parameter })) => {
-                inbound.record.relayed(api, reason, Some(parameter));
+                inbound.record.passthrough(api, reason, Some(parameter));
             }
             (Some(api), _) => inbound.record.set_api(api),
             (None, _) => {}
@@ -271,21 +272,26 @@ impl Proxy {
         if let Some(model) = model {
             inbound.record.model(model);
         }
-        self.relay(inbound, body, replica).await
+        self.passthrough(inbound, body, replica).await
     }
 
-    async fn relay(&self, mut inbound: Inbound, body: Payload, replica: Arc<Replica>) -> Response<Body> {
+    async fn passthrough(
+        &self,
+        mut inbound: Inbound,
+        body: Payload,
+        replica: Arc<Replica>,
+    ) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let buffers = if matches!(body, Payload::Stream(_)) { UNREAD } else { 0 };
         inbound.record.reserve(self.shared.memory.take(buffers));
         let Inbound { parts, peer, record } = inbound;
-        let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
+        let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.passthrough_body);
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
             Payload::Stream(body) => self.repeatable(body, twice),
         };
-        let relay = Relay { record, replica, fleet, limit, repeatable };
-        relay.send(parts, body, peer, &self.tunnels).await
+        let passthrough = Passthrough { record, replica, fleet, limit, repeatable };
+        passthrough.send(parts, body, peer, &self.tunnels).await
     }
 
     /// A streamed body, and the means to send it again.
@@ -296,16 +302,16 @@ impl Proxy {
         Replay::passing(body, REPLAYED, &self.shared.memory)
     }
 
-    /// Serves a completion by a session, or relays it with a reason.
+    /// Serves a completion by a session, or passes it through with a reason.
     async fn completion(&self, mut inbound: Inbound, body: RequestBody, route: Route) -> Response<Body> {
         if self.shared.memory.level() == Level::Exhausted {
-            inbound.record.relayed(route, RelayReason::Memory, None);
+            inbound.record.passthrough(route, PassthroughReason::Memory, None);
             return fail(inbound.record, &Failure::Memory);
         }
         let wish = self.wish(&inbound.parts);
         let peer = inbound.peer.map(|peer| peer.address.ip());
         let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
-        inbound.record.relayed(route, RelayReason::Fault, None);
+        inbound.record.passthrough(route, PassthroughReason::Fault, None);
         let headers = &inbound.parts.headers;
         let api = inbound.record.api(route);
         let mut head = facts::of_head((route, api, headers), tenant.as_deref(), wish, &self.shared);
@@ -324,25 +330,25 @@ impl Proxy {
             }
             Received::Fail(failure) => {
                 let reason = match failure {
-                    Failure::Memory => RelayReason::Memory,
+                    Failure::Memory => PassthroughReason::Memory,
                     Failure::BodyBroken | Failure::BodySilent(_) | Failure::BodyTooLarge { .. } => {
-                        RelayReason::Body
+                        PassthroughReason::Body
                     }
-                    _ => RelayReason::Fault,
+                    _ => PassthroughReason::Fault,
                 };
-                inbound.record.relayed(route, reason, None);
+                inbound.record.passthrough(route, reason, None);
                 return fail(inbound.record, &failure);
             }
-            Received::Relay { why, model, to, body } => (why, model, to, body),
+            Received::Passthrough { why, model, to, body } => (why, model, to, body),
         };
-        inbound.record.relayed(route, why.reason, why.parameter);
+        inbound.record.passthrough(route, why.reason, why.parameter);
         let Some(replica) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
             return fail(inbound.record, &Failure::NoBackend);
         };
         if let Some(model) = model {
             inbound.record.model(model);
         }
-        self.relay(inbound, body, replica).await
+        self.passthrough(inbound, body, replica).await
     }
 
     /// Takes the steps of an [`Admission`]: those of the head, and those of the body once it is
@@ -350,11 +356,11 @@ impl Proxy {
     async fn admit(&self, head: Head<'_>, body: RequestBody) -> Received {
         let (route, headers) = (head.route, head.headers);
         let mut admission = Admission::begin(head);
-        let early = relay(admission.ended());
+        let early = passthrough(admission.ended());
         let fleet = &self.shared.fleet;
         if let (Some(why), false) = (&early, fleet.needs_model()) {
             let (why, body) = (why.clone(), Payload::streamed(body));
-            return Received::Relay { why, model: None, to: None, body };
+            return Received::Passthrough { why, model: None, to: None, body };
         }
         let readable = self.readable(headers, fleet.needs_model());
         let bytes = match route::read(body, readable, &self.shared.memory).await {
@@ -367,30 +373,30 @@ impl Proxy {
                 let why = match stopped {
                     Stopped::Limit => {
                         admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
-                        relay(admission.ended()).unwrap_or(RelayReason::Body.into())
+                        passthrough(admission.ended()).unwrap_or(PassthroughReason::Body.into())
                     }
-                    Stopped::Memory => early.unwrap_or(RelayReason::Memory.into()),
+                    Stopped::Memory => early.unwrap_or(PassthroughReason::Memory.into()),
                 };
-                return Received::Relay { why, model: None, to: None, body: Payload::Stream(body) };
+                return Received::Passthrough { why, model: None, to: None, body: Payload::Stream(body) };
             }
             Read::Whole(bytes) => bytes,
         };
-        if let Some(limit) = self.limits.relay_body.filter(|limit| bytes.len() as u64 > *limit) {
+        if let Some(limit) = self.limits.passthrough_body.filter(|limit| bytes.len() as u64 > *limit) {
             return Received::Fail(Failure::BodyTooLarge { limit });
         }
         let (why, to) = match early {
             Some(why) => (why, None),
             None if bytes.len() > self.limits.speculate_body => {
                 admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
-                (relay(admission.ended()).unwrap_or(RelayReason::Body.into()), None)
+                (passthrough(admission.ended()).unwrap_or(PassthroughReason::Body.into()), None)
             }
             None => match self.judged(admission, route, &bytes) {
                 Ok(eligible) => return Received::Serve { eligible, body: bytes },
-                Err(relayed) => relayed,
+                Err(passthrough) => passthrough,
             },
         };
         let model = route::model_of(&bytes);
-        Received::Relay { why, model, to, body: Payload::Whole(bytes) }
+        Received::Passthrough { why, model, to, body: Payload::Whole(bytes) }
     }
 
     /// Bytes of a body that are read before it is passed on. Where the model `selects` the backend,
@@ -399,34 +405,38 @@ impl Proxy {
         if !selects || route::is_encoded(headers) {
             return self.limits.speculate_body;
         }
-        let most =
-            self.limits.relay_body.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        let most = self
+            .limits
+            .passthrough_body
+            .map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
         most.max(self.limits.speculate_body)
     }
 
     /// Judges the body, and takes a session permit if a session may serve it. The replica that was
-    /// picked for it also serves it if it is relayed.
+    /// picked for it also serves it if it is passed through.
     fn judged(
         &self,
         admission: Admission<'_>,
         route: Route,
         body: &Bytes,
-    ) -> Result<Eligible, (policy::Relay, Option<Arc<Replica>>)> {
+    ) -> Result<Eligible, (policy::Passthrough, Option<Arc<Replica>>)> {
         let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
-            return Err((RelayReason::Memory.into(), None));
+            return Err((PassthroughReason::Memory.into(), None));
         };
         let begun = Instant::now();
         let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let to = match &judged {
             Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
-            Judgement::Relay { .. } => None,
+            Judgement::Passthrough { .. } => None,
         };
         match (self.placed(admission, &judged, to.as_deref()), judged, to) {
             (Ok((mode, permit)), Judgement::Eligible(request), Some(to)) => {
                 Ok(Eligible { request, to, mode, permit, memory, whole: begun })
             }
-            (ended, _, to) => Err((relay(ended.err().flatten()).unwrap_or(RelayReason::Fault.into()), to)),
+            (ended, _, to) => {
+                Err((passthrough(ended.err().flatten()).unwrap_or(PassthroughReason::Fault.into()), to))
+            }
         }
     }
 
@@ -483,12 +493,12 @@ impl Proxy {
         });
         match answer.await {
             Ok(response) => response,
-            Err(declined) => self.relay_declined(*declined).await,
+            Err(declined) => self.passthrough_declined(*declined).await,
         }
     }
 
-    /// Relays a request that the session runner handed back.
-    async fn relay_declined(&self, declined: Declined) -> Response<Body> {
+    /// Passes through a request that the session runner handed back.
+    async fn passthrough_declined(&self, declined: Declined) -> Response<Body> {
         let Declined { unsent, slot, why } = declined;
         let Unsent { head, body, replica } = unsent;
         let mut record = slot.into_record();
@@ -497,10 +507,10 @@ impl Proxy {
         record.decided_by(why.policy);
         let repeatable = Some(Replay::of(body.clone()));
         let fleet = Arc::clone(&self.shared.fleet);
-        let relay = Relay { record, replica, fleet, limit: None, repeatable };
+        let passthrough = Passthrough { record, replica, fleet, limit: None, repeatable };
         match reason {
-            RelayReason::Fault => relay.send_again(head, full(body)).await,
-            _ => relay.send_prepared(head, full(body)).await,
+            PassthroughReason::Fault => passthrough.send_again(head, full(body)).await,
+            _ => passthrough.send_prepared(head, full(body)).await,
         }
     }
 

@@ -1,7 +1,7 @@
-//! Selection of the requests that may be speculated on; the others are relayed.
+//! Selection of the eligible requests; the others are passed through.
 //!
 //! A candidate's body is read while it stays within the limits of size and memory. The part that
-//! was read is forwarded first, so a request that turns out not to be a candidate is relayed
+//! was read is forwarded first, so a request that turns out not to be a candidate is passed through
 //! unchanged.
 
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
     [Route::Completions, Route::Chat].into_iter().find(|route| route.path() == uri.path())
 }
 
-/// The API by which a request asks for text, if that API is only relayed.
-pub fn relayed_api(method: &Method, uri: &Uri) -> Option<Api> {
-    Api::RELAYED.into_iter().find(|api| *method == Method::POST && api.path() == uri.path())
+/// The API by which a request asks for text, if that API is only passed through.
+pub fn passthrough_api(method: &Method, uri: &Uri) -> Option<Api> {
+    Api::PASSTHROUGH.into_iter().find(|api| *method == Method::POST && api.path() == uri.path())
 }
 
 /// True if sending a request twice has no effect but the work: reads, and completions.

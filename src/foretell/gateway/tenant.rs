@@ -1,4 +1,4 @@
-//! The tenant of a request, as configured by `tenant` of the process file.
+//! The tenant of a request, as configured by `tenant` of the config file.
 
 use std::net::IpAddr;
 

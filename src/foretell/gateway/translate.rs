@@ -30,7 +30,7 @@ use crate::http::headers;
 use crate::http::memory::{Memory, Reservation};
 use crate::http::request::RequestBody;
 use crate::random;
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use foretell_engines::anthropic::{self, System};
 use foretell_engines::dialect::{Dialect, Quirks};
 use foretell_engines::openai::sse::{Decoder, TooLong};
@@ -60,7 +60,7 @@ pub(crate) enum Back {
 
 /// The API that a request asks by, if it is one that may be translated.
 pub(crate) fn asked(request: &Request<RequestBody>) -> Option<Api> {
-    route::relayed_api(request.method(), request.uri())
+    route::passthrough_api(request.method(), request.uri())
 }
 
 /// The backend of a request by another API.
@@ -107,7 +107,7 @@ pub(crate) async fn enter(
             return as_it_is(parts, full(bytes));
         }
         Err(Untranslated::Refused { path, .. }) if backend.has_api => {
-            let reason = if path == BODY { RelayReason::Body } else { RelayReason::Parameter };
+            let reason = if path == BODY { PassthroughReason::Body } else { PassthroughReason::Parameter };
             parts.extensions.insert(Untranslated::Passed { reason, parameter: path });
             return as_it_is(parts, full(bytes));
         }

@@ -16,7 +16,7 @@ pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
 pub const CORPUS: HeaderName = HeaderName::from_static("x-foretell-corpus");
 /// Id of a request in the log: the client's, or one made by Foretell.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The path of the request: `speculated`, `plain` or `relayed`.
+/// The path of the request: `speculated`, `plain` or `passthrough`.
 pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
 /// The reason for that path.
 pub const REASON: HeaderName = HeaderName::from_static("x-foretell-reason");

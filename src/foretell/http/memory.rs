@@ -24,7 +24,7 @@ pub struct Memory {
 pub enum Level {
     /// Less than the limit.
     Enough,
-    /// At least the limit: every request that can be relayed without being read is.
+    /// At least the limit: every request that can be passed through without being read is.
     Short,
     /// At least twice the limit.
     Exhausted,

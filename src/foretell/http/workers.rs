@@ -2,7 +2,7 @@
 //!
 //! Each runs an event loop of its own and keeps a client's connection and the backend connections
 //! that serve it together: a chunk passes through without waking a second thread, which would be
-//! the largest cost of a relay.
+//! the largest cost of passing a request through.
 
 use std::cell::Cell;
 use std::future::Future;

@@ -12,7 +12,7 @@ use crate::learning::grammars::Grammars;
 use foretell_core::session::PartsSeen;
 use foretell_core::units::TokenId;
 
-/// Traits observed in the answers of one epoch, shared by its requests.
+/// Traits observed in the answers of one engine start, shared by its requests.
 #[derive(Debug, Default)]
 pub struct AnswerTraits {
     /// Requests to which the server applies a grammar.
@@ -103,9 +103,9 @@ impl AnswerTraits {
         }
     }
 
-    /// Reads complete answers to verify requests, which may be the only ones of an epoch with the
-    /// end of a text and the `system_fingerprint`: the first call of a speculated answer is
-    /// aborted before it sends them.
+    /// Reads complete answers to verify requests, which may be the only ones of an engine start
+    /// that hold the end of a text and the `system_fingerprint`: the first call of a speculated
+    /// answer is cut aborted before it sends them.
     pub fn reads(&self, bodies: &[Vec<u8>]) {
         // Most answers end no text, and are not parsed a second time.
         let ends = |body: &&Vec<u8>| std::str::from_utf8(body).is_ok_and(|body| body.contains("\"stop\""));

@@ -1,4 +1,4 @@
-//! The control groups of the policies: draws the group of each request and compares the groups.
+//! The control groups of the policies: draws the group in them, and compares the groups.
 
 pub mod shown;
 
@@ -44,7 +44,7 @@ pub struct Drawn {
     policy: Arc<Policy>,
     backend: String,
     /// It is in the control group, and decodes plainly.
-    pub holdback: bool,
+    pub in_control_group: bool,
     /// Speculation was measured slower than plain decoding, and is closed for a while.
     pub closed: bool,
 }
@@ -56,19 +56,19 @@ impl Comparisons {
     }
 
     /// Draws the group of a request. `timed`: the tokens of a plain call are known when they
-    /// arrive. Otherwise the groups cannot be compared, and only the share `floor` is the control
-    /// group.
+    /// arrive. Otherwise the groups cannot be compared, and the control group is only the share
+    /// `floor`.
     pub fn draw(self: &Arc<Self>, policy: &Arc<Policy>, backend: &str, timed: bool) -> Drawn {
         let Holdback { start, floor } = policy.holdback;
         let start = if timed { start } else { floor };
         let now = self.clock.now();
-        let (holdback, closed) = {
+        let (in_control_group, closed) = {
             let (all, rng) = &mut *self.groups.lock();
             let groups = all.get(&(policy.name.clone(), backend.to_owned()), now);
-            (groups.holds_back(start, floor, rng), groups.is_closed(now))
+            (groups.draws_control_group(start, floor, rng), groups.is_closed(now))
         };
         let (all, policy, backend) = (Arc::clone(self), Arc::clone(policy), backend.to_owned());
-        Drawn { all, policy, backend, holdback, closed }
+        Drawn { all, policy, backend, in_control_group, closed }
     }
 
     /// True if speculation of this policy is closed at this backend now, as [`Self::draw`] would
@@ -109,6 +109,6 @@ impl Drawn {
         let gate = ControlGate { limit: self.policy.gates.control, reprobe: self.policy.gates.reprobe };
         let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
-        self.all.groups.lock().0.get(&key, now).note(self.holdback, seconds, gate, now);
+        self.all.groups.lock().0.get(&key, now).note(self.in_control_group, seconds, gate, now);
     }
 }

@@ -13,7 +13,7 @@ const ANSWERS: usize = 256;
 /// An answer that was not used for this long may be dropped.
 const TTL: Duration = Duration::from_hours(1);
 
-/// The answers of one epoch, by the key of their requests.
+/// The answers of one engine start, by the key of their requests.
 #[derive(Debug)]
 pub struct Grammars(Mutex<ExpiringMap<GrammarKey, Option<bool>>>);
 

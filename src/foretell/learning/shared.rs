@@ -11,12 +11,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Learnt;
-use crate::fleet::identity::Epoch;
+use crate::fleet::identity::EngineStart;
 use foretell_core::control::{Control, SharedCosts, SharedModel, pairs};
 use foretell_core::units::Tick;
 
 /// Minimum start time, microseconds since 1970 (the year 2005). A smaller one is a count of outages
-/// ([`Epoch::started`]).
+/// ([`EngineStart::started`]): this many microseconds
+/// after 1970 is the year 2005.
 const FIRST_START: u64 = 1 << 50;
 
 /// A model, independent of the engine that serves it.
@@ -28,8 +29,8 @@ pub struct ModelKey {
 }
 
 impl ModelKey {
-    fn of(epoch: &Epoch) -> Self {
-        let Epoch { model, weights, vocabulary, .. } = epoch.clone();
+    fn of(engine_start: &EngineStart) -> Self {
+        let EngineStart { model, weights, vocabulary, .. } = engine_start.clone();
         Self { model, weights, vocabulary }
     }
 }
@@ -43,17 +44,17 @@ pub struct ProcessKey {
 }
 
 impl ProcessKey {
-    /// That of an epoch; `None` if its engine reports no start time.
-    fn of(epoch: &Epoch) -> Option<Self> {
-        let Epoch { version, started, .. } = epoch.clone();
-        let key = Self { model: ModelKey::of(epoch), version, started };
+    /// That of an engine start; `None` if its engine reports no start time.
+    fn of(engine_start: &EngineStart) -> Option<Self> {
+        let EngineStart { version, started, .. } = engine_start.clone();
+        let key = Self { model: ModelKey::of(engine_start), version, started };
         (started >= FIRST_START).then_some(key)
     }
 
-    fn is_sibling(&self, epoch: &Epoch) -> bool {
-        self.version == epoch.version
-            && self.model == ModelKey::of(epoch)
-            && ProcessKey::of(epoch).as_ref() != Some(self)
+    fn is_sibling(&self, engine_start: &EngineStart) -> bool {
+        self.version == engine_start.version
+            && self.model == ModelKey::of(engine_start)
+            && ProcessKey::of(engine_start).as_ref() != Some(self)
     }
 }
 
@@ -87,9 +88,9 @@ impl Statistics {
         self.models.values().all(SharedModel::is_empty) && self.processes.values().all(SharedCosts::is_empty)
     }
 
-    fn add_engine(&mut self, epoch: &Epoch, model: &SharedModel, costs: &SharedCosts) {
-        self.models.entry(ModelKey::of(epoch)).or_default().add(model);
-        if let Some(process) = ProcessKey::of(epoch) {
+    fn add_engine(&mut self, engine_start: &EngineStart, model: &SharedModel, costs: &SharedCosts) {
+        self.models.entry(ModelKey::of(engine_start)).or_default().add(model);
+        if let Some(process) = ProcessKey::of(engine_start) {
             self.processes.entry(process).or_default().add(costs);
         }
     }
@@ -105,12 +106,12 @@ impl Statistics {
         }
     }
 
-    /// The measurements that apply to an epoch.
-    fn of(&self, epoch: &Epoch) -> (SharedModel, SharedCosts) {
-        let model = self.models.get(&ModelKey::of(epoch)).cloned().unwrap_or_default();
-        let process = ProcessKey::of(epoch).and_then(|key| self.processes.get(&key)).cloned();
+    /// The measurements that apply to an engine start.
+    fn of(&self, engine_start: &EngineStart) -> (SharedModel, SharedCosts) {
+        let model = self.models.get(&ModelKey::of(engine_start)).cloned().unwrap_or_default();
+        let process = ProcessKey::of(engine_start).and_then(|key| self.processes.get(&key)).cloned();
         let mut siblings = SharedCosts::default();
-        for (_, costs) in self.processes.iter().filter(|(key, _)| key.is_sibling(epoch)) {
+        for (_, costs) in self.processes.iter().filter(|(key, _)| key.is_sibling(engine_start)) {
             siblings.add(costs);
         }
         (model, process.unwrap_or_default().or_probed(&siblings))
@@ -119,7 +120,7 @@ impl Statistics {
 
 /// An engine with the measurements of this sidecar.
 struct LocalEngine {
-    epoch: Epoch,
+    engine_start: EngineStart,
     control: Arc<Control>,
     model: SharedModel,
     costs: SharedCosts,
@@ -146,8 +147,8 @@ impl Learnt {
     /// The local measurements of all engines, with their weights now.
     pub fn local(&self) -> Statistics {
         let mut sum = Statistics::default();
-        for LocalEngine { epoch, model, costs, .. } in self.engines(|_| true) {
-            sum.add_engine(&epoch, &model, &costs);
+        for LocalEngine { engine_start, model, costs, .. } in self.engines(|_| true) {
+            sum.add_engine(&engine_start, &model, &costs);
         }
         sum
     }
@@ -158,36 +159,45 @@ impl Learnt {
         let others = Arc::new(others);
         *self.others.lock() = Some(Arc::clone(&others));
         let engines = self.engines(|_| true);
-        for LocalEngine { epoch, control, .. } in &engines {
-            lend(&others, &engines, epoch, control, self.clock.now());
+        for LocalEngine { engine_start, control, .. } in &engines {
+            lend(&others, &engines, engine_start, control, self.clock.now());
         }
     }
 
     /// Lends to an engine that is new here. Without a store, nothing.
-    pub(super) fn lend_to(&self, epoch: &Epoch, control: &Control) {
+    pub(super) fn lend_to(&self, engine_start: &EngineStart, control: &Control) {
         let Some(others) = self.others.lock().clone() else { return };
-        let model = ModelKey::of(epoch);
+        let model = ModelKey::of(engine_start);
         let engines = self.engines(|other| ModelKey::of(other) == model);
-        lend(&others, &engines, epoch, control, self.clock.now());
+        lend(&others, &engines, engine_start, control, self.clock.now());
     }
 
-    fn engines(&self, which: impl Fn(&Epoch) -> bool) -> Vec<LocalEngine> {
+    fn engines(&self, which: impl Fn(&EngineStart) -> bool) -> Vec<LocalEngine> {
         let now = self.clock.now();
-        let engine = |(epoch, control): (Epoch, Arc<Control>)| {
+        let engine = |(engine_start, control): (EngineStart, Arc<Control>)| {
             let (model, costs) = control.shared(now);
-            LocalEngine { epoch, control, model, costs }
+            LocalEngine { engine_start, control, model, costs }
         };
-        self.controls().into_iter().filter(|(epoch, _)| which(epoch)).map(engine).collect()
+        self.controls().into_iter().filter(|(engine_start, _)| which(engine_start)).map(engine).collect()
     }
 }
 
-fn lend(others: &Statistics, engines: &[LocalEngine], epoch: &Epoch, control: &Control, now: Tick) {
-    let model = ModelKey::of(epoch);
+fn lend(
+    others: &Statistics,
+    engines: &[LocalEngine],
+    engine_start: &EngineStart,
+    control: &Control,
+    now: Tick,
+) {
+    let model = ModelKey::of(engine_start);
     let mut sum = others.of_model(&model);
-    for other in engines.iter().filter(|other| other.epoch != *epoch && ModelKey::of(&other.epoch) == model) {
-        sum.add_engine(&other.epoch, &other.model, &other.costs);
+    for other in engines
+        .iter()
+        .filter(|other| other.engine_start != *engine_start && ModelKey::of(&other.engine_start) == model)
+    {
+        sum.add_engine(&other.engine_start, &other.model, &other.costs);
     }
-    let (model, costs) = sum.of(epoch);
+    let (model, costs) = sum.of(engine_start);
     control.lend(&model, &costs, now);
 }
 
@@ -197,8 +207,8 @@ mod tests {
 
     use super::*;
 
-    fn epoch(replica: &str, started: u64) -> Epoch {
-        Epoch {
+    fn engine_start(replica: &str, started: u64) -> EngineStart {
+        EngineStart {
             replica: replica.to_owned(),
             model: "m".to_owned(),
             version: "1".to_owned(),
@@ -227,13 +237,13 @@ mod tests {
     #[test]
     fn a_sidecar_under_other_names_knows_the_process_again_and_a_new_replica_the_model() {
         let (one, other) = (sidecar(), sidecar());
-        measure(&one.control_of(&epoch("a/0", 7)), 0.02);
+        measure(&one.control_of(&engine_start("a/0", 7)), 0.02);
         other.lend(one.local());
-        let same = figures(&other.control_of(&epoch("b/3", 7)));
+        let same = figures(&other.control_of(&engine_start("b/3", 7)));
         assert!(same.0.is_some_and(|token| (token - 0.02).abs() < 1e-6), "{same:?}");
-        let sibling = figures(&other.control_of(&epoch("b/4", 8)));
+        let sibling = figures(&other.control_of(&engine_start("b/4", 8)));
         assert_eq!((sibling.0, sibling.1), (None, same.1), "another machine may have another pace");
-        let stranger = Epoch { vocabulary: "w".to_owned(), ..epoch("b/3", 7) };
+        let stranger = EngineStart { vocabulary: "w".to_owned(), ..engine_start("b/3", 7) };
         assert_eq!(figures(&other.control_of(&stranger)), (None, 256.0));
         assert_eq!(other.local(), other.local());
         assert!(other.local().is_empty(), "what was lent is not its own");
@@ -242,18 +252,18 @@ mod tests {
     #[test]
     fn a_new_replica_of_the_same_sidecar_begins_with_the_figures_of_the_others() {
         let learnt = sidecar();
-        measure(&learnt.control_of(&epoch("a/0", 7)), 0.02);
-        let (_, unshared) = figures(&learnt.control_of(&epoch("a/1", 8)));
+        measure(&learnt.control_of(&engine_start("a/0", 7)), 0.02);
+        let (_, unshared) = figures(&learnt.control_of(&engine_start("a/1", 8)));
         assert!((unshared - 256.0).abs() < 1e-9, "without a store nothing is shared");
         learnt.lend(Statistics::default());
-        assert!(figures(&learnt.control_of(&epoch("a/1", 8))).1 > 1_500.0);
-        assert!(figures(&learnt.control_of(&epoch("a/2", 9))).1 > 1_500.0);
+        assert!(figures(&learnt.control_of(&engine_start("a/1", 8))).1 > 1_500.0);
+        assert!(figures(&learnt.control_of(&engine_start("a/2", 9))).1 > 1_500.0);
     }
 
     #[test]
     fn an_engine_without_a_start_time_shares_what_depends_on_the_model() {
         let (one, other) = (sidecar(), sidecar());
-        let restarts = Epoch { started: 3, ..epoch("a/0", 0) };
+        let restarts = EngineStart { started: 3, ..engine_start("a/0", 0) };
         measure(&one.control_of(&restarts), 0.02);
         other.lend(one.local());
         let (token, length) = figures(&other.control_of(&restarts));
@@ -263,11 +273,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
         let (one, other) = (sidecar(), sidecar());
-        measure(&one.control_of(&epoch("a/0", 7)), 0.02);
+        measure(&one.control_of(&engine_start("a/0", 7)), 0.02);
         let first = one.local();
         for _ in 0..10 {
             other.lend(one.local());
-            other.control_of(&epoch("a/0", 7));
+            other.control_of(&engine_start("a/0", 7));
             one.lend(other.local());
         }
         assert_eq!(one.local(), first);

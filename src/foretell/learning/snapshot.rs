@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::Learnt;
 use crate::clock::unix_now;
 use crate::config::regular;
-use crate::fleet::identity::Epoch;
+use crate::fleet::identity::EngineStart;
 use crate::http::drain::Lifecycle;
 use foretell_core::control::Control;
 
@@ -26,7 +26,7 @@ const VERSION: u32 = 3;
 /// Interval between writes.
 const EVERY: Duration = Duration::from_mins(1);
 
-/// Maximum size of a file that is read, bytes; one with all epochs has a few megabytes.
+/// Maximum size of a file that is read, bytes; one with all engine starts has a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The file.
@@ -38,12 +38,12 @@ struct Snapshot {
     /// Name of these measurements in the store of a fleet.
     #[serde(default)]
     name: Option<String>,
-    epochs: Vec<EpochEntry>,
+    engine_starts: Vec<EpochEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct EpochEntry {
-    epoch: Epoch,
+    engine_start: EngineStart,
     learnt: Value,
 }
 
@@ -68,29 +68,29 @@ pub enum SnapshotError {
 }
 
 impl Learnt {
-    /// Writes costs and acceptance of all epochs. The file is complete at every moment. An epoch
-    /// that has an infinite figure is omitted, and learnt anew.
+    /// Writes costs and acceptance of all engine starts. The file is complete at every moment. An
+    /// engine start that has an infinite figure is omitted, and learnt anew.
     ///
     /// # Errors
     /// See [`SnapshotError`].
     pub fn save(&self, file: &Path) -> Result<(), SnapshotError> {
         let now = self.clock.now();
-        let entry = |(epoch, control): (Epoch, Arc<Control>)| match control.save(now) {
-            Ok(learnt) => Some(EpochEntry { epoch, learnt }),
+        let entry = |(engine_start, control): (EngineStart, Arc<Control>)| match control.save(now) {
+            Ok(learnt) => Some(EpochEntry { engine_start, learnt }),
             Err(error) => {
-                tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "costs and acceptance of this engine are dropped");
+                tracing::warn!(replica = engine_start.replica, model = engine_start.model, %error, "costs and acceptance of this engine are dropped");
                 control.forget();
                 None
             }
         };
-        let epochs = self.controls().into_iter().filter_map(entry).collect();
+        let engine_starts = self.controls().into_iter().filter_map(entry).collect();
         let name = Some(self.name.clone());
-        let snapshot = Snapshot { version: VERSION, saved: unix_now().as_secs(), name, epochs };
+        let snapshot = Snapshot { version: VERSION, saved: unix_now().as_secs(), name, engine_starts };
         Ok(replace(file, &serde_json::to_vec(&snapshot)?)?)
     }
 
-    /// Restores a snapshot; returns the number of epochs, 0 if there is no file. An epoch that
-    /// cannot be read is learnt anew.
+    /// Restores a snapshot; returns the number of engine starts, 0 if there is no file. An engine
+    /// start that cannot be read is learnt anew.
     ///
     /// # Errors
     /// See [`SnapshotError`].
@@ -105,19 +105,19 @@ impl Learnt {
             return Err(SnapshotError::Version { found: snapshot.version, supported: VERSION });
         }
         let rest = Duration::from_secs(unix_now().as_secs().saturating_sub(snapshot.saved));
-        let entry = |EpochEntry { epoch, learnt }| match Control::restored(learnt, rest) {
-            Ok(control) => Some((epoch, Arc::new(control))),
+        let entry = |EpochEntry { engine_start, learnt }| match Control::restored(learnt, rest) {
+            Ok(control) => Some((engine_start, Arc::new(control))),
             Err(error) => {
-                tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "costs and acceptance of this engine cannot be read");
+                tracing::warn!(replica = engine_start.replica, model = engine_start.model, %error, "costs and acceptance of this engine cannot be read");
                 None
             }
         };
-        let known: Vec<_> = snapshot.epochs.into_iter().filter_map(entry).collect();
+        let known: Vec<_> = snapshot.engine_starts.into_iter().filter_map(entry).collect();
         *self.former.lock() = snapshot.name;
         let mut controls = self.controls.lock();
         let now = self.clock.now();
-        for (epoch, control) in &known {
-            *controls.get(epoch, now) = Arc::clone(control);
+        for (engine_start, control) in &known {
+            *controls.get(engine_start, now) = Arc::clone(control);
         }
         Ok(known.len())
     }
@@ -127,7 +127,9 @@ impl Learnt {
         let shown = file.display().to_string();
         match self.restore(file) {
             Ok(0) => tracing::info!(file = shown, "no costs and acceptance of earlier requests"),
-            Ok(epochs) => tracing::info!(file = shown, epochs, "costs and acceptance have been restored"),
+            Ok(engine_starts) => {
+                tracing::info!(file = shown, engine_starts, "costs and acceptance have been restored");
+            }
             Err(error) => tracing::warn!(file = shown, %error, "costs and acceptance cannot be restored"),
         }
     }

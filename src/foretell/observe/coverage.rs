@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 pub use report::{CoverageReport, CoverageRow, IneligibleTokens};
 
 use super::Finished;
-use foretell_core::words::{PlainReason, Reason, RelayReason};
+use foretell_core::words::{PassthroughReason, PlainReason, Reason};
 use foretell_engines::openai::{Api, Path};
 
 /// Maximum number of combinations that are counted separately; all others are one row.
@@ -26,9 +26,9 @@ pub struct Coverage(Mutex<Counts>);
 #[derive(Debug, Default)]
 struct Counts {
     all: Sum,
-    /// Speculated, plain, relayed.
+    /// Speculated, plain, passed through.
     paths: [Sum; 3],
-    /// Requests that may not be speculated on, by reason, and by policy if that switched them off.
+    /// Requests that are not eligible, by reason, and by policy if that switched them off.
     rest: BTreeMap<(Option<Reason>, String), Sum>,
     rows: HashMap<Key, Sum>,
     /// All other requests.
@@ -43,7 +43,7 @@ struct Key {
     route: Api,
     path: Path,
     reason: Option<&'static str>,
-    /// They may be speculated on.
+    /// They are eligible.
     eligible: bool,
 }
 
@@ -114,14 +114,15 @@ impl Coverage {
 impl Counts {
     fn add(&mut self, finished: &Finished, route: Api) {
         self.all.add(finished);
-        let [speculated, plain, relayed] = &mut self.paths;
+        let [speculated, plain, passthrough] = &mut self.paths;
         match finished.path {
             Path::Speculated => speculated.add(finished),
             Path::Plain => plain.add(finished),
-            Path::Relayed => relayed.add(finished),
+            Path::Passthrough => passthrough.add(finished),
         }
         if !is_eligible(finished) {
-            let by_policy = finished.reason.is_some_and(|reason| reason.name() == RelayReason::Policy.name());
+            let by_policy =
+                finished.reason.is_some_and(|reason| reason.name() == PassthroughReason::Policy.name());
             let policy = if by_policy { finished.policy_name().to_owned() } else { String::new() };
             self.rest.entry((finished.reason, policy)).or_default().add(finished);
         }
@@ -136,7 +137,7 @@ impl Counts {
         }
     }
 
-    /// Reasons for which tokens may not be speculated on, by number of tokens.
+    /// Reasons for which tokens are not eligible, by number of tokens.
     fn rest(&self) -> Vec<IneligibleTokens> {
         let with_tokens = self.rest.iter().filter(|(_, sum)| sum.tokens > 0);
         let mut rest: Vec<IneligibleTokens> = with_tokens
@@ -164,7 +165,7 @@ impl Counts {
         rows
     }
 
-    /// The projected speedup of all tokens that may be speculated on, as if each policy and backend
+    /// The projected speedup of all eligible tokens, as if each policy and backend
     /// generated its part of them; `None` if none is projected.
     fn expected(&self, projected: &[Projected]) -> Option<f64> {
         let weights = projected.iter().map(|one| self.eligible(one).max(1) as f64);
@@ -175,7 +176,7 @@ impl Counts {
         (faster > 0.0).then(|| plain / faster)
     }
 
-    /// Tokens of a policy at a backend that may be speculated on.
+    /// Eligible tokens of a policy at a backend.
     fn eligible(&self, at: &Projected) -> u64 {
         let matching = self
             .rows
@@ -185,12 +186,12 @@ impl Counts {
     }
 }
 
-/// True if requests like this one may be speculated on, now or at another moment.
+/// True if requests like this one are eligible, now or at another moment.
 fn is_eligible(finished: &Finished) -> bool {
     match (finished.path, finished.reason) {
         (Path::Plain, Some(Reason::Plain(reason))) => !is_permanent(reason),
         (Path::Speculated | Path::Plain, _) => true,
-        (Path::Relayed, _) => false,
+        (Path::Passthrough, _) => false,
     }
 }
 
@@ -207,7 +208,7 @@ fn is_permanent(reason: PlainReason) -> bool {
         | PlainReason::Parser
         | PlainReason::Grammar
         | PlainReason::NoVerifyMethod => true,
-        PlainReason::Holdback
+        PlainReason::ControlGroup
         | PlainReason::Observe
         | PlainReason::NoGain
         | PlainReason::NotMeasured
@@ -274,7 +275,7 @@ mod tests {
     use foretell_engines::openai::Route;
 
     fn finished(path: Path, reason: Option<Reason>, tokens: u32) -> Finished {
-        let policy = (path != Path::Relayed).then(|| "p@12345678".to_owned());
+        let policy = (path != Path::Passthrough).then(|| "p@12345678".to_owned());
         Finished {
             route: Some(Route::Chat.into()),
             reason,
@@ -292,13 +293,13 @@ mod tests {
     fn shares_add_up_and_the_rest_is_in_order() {
         let coverage = Coverage::default();
         coverage.finish(&finished(Path::Speculated, None, 40));
-        coverage.finish(&finished(Path::Plain, Some(PlainReason::Holdback.into()), 22));
-        coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 10));
-        coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 7));
-        let mut tools = finished(Path::Relayed, Some(RelayReason::Tools.into()), 21);
+        coverage.finish(&finished(Path::Plain, Some(PlainReason::ControlGroup.into()), 22));
+        coverage.finish(&finished(Path::Passthrough, Some(PassthroughReason::Route.into()), 10));
+        coverage.finish(&finished(Path::Passthrough, Some(PassthroughReason::Route.into()), 7));
+        let mut tools = finished(Path::Passthrough, Some(PassthroughReason::Tools.into()), 21);
         tools.usage.is_estimate = true;
         coverage.finish(&tools);
-        coverage.finish(&Finished::new(Path::Relayed, "b"));
+        coverage.finish(&Finished::new(Path::Passthrough, "b"));
         let report = coverage.report(7.0, &[projected("p", 1.5)]);
         assert_eq!((report.requests, report.tokens, report.estimated_tokens), (5, 100, 21));
         assert_eq!((report.may_speculate, report.speculated), (Some(0.62), Some(0.4)));
@@ -311,7 +312,7 @@ mod tests {
         assert_eq!((first.names(), first.requests), (["p", "b", "chat", "speculated", ""], 1));
         assert_eq!(
             report.sentence,
-            "62 % of your output tokens may be speculated on; expected 1.5×; the largest rest: tools, 21 %"
+            "62 % of your output tokens are eligible; expected 1.5×; the largest rest: tools, 21 %"
         );
     }
 
@@ -327,7 +328,7 @@ mod tests {
         assert_eq!((report.may_speculate, report.rest.len()), (Some(0.3), 2));
         assert_eq!(
             report.sentence,
-            "30 % of your output tokens may be speculated on; expected 1.5×; the largest rest: backend_speculates, 60 %"
+            "30 % of your output tokens are eligible; expected 1.5×; the largest rest: backend_speculates, 60 %"
         );
         let other = Some("q@12345678".to_owned());
         coverage.finish(&Finished { policy: other, ..finished(Path::Plain, None, 30) });

@@ -319,7 +319,7 @@ mod tests {
         };
         metrics.finish(&Finished {
             speculation: Speculation { rounds: vec![round], ..Speculation::default() },
-            holdback: true,
+            in_control_group: true,
             ..Finished::new(Path::Speculated, "b")
         });
         for family in metrics.registry.gather() {
@@ -346,7 +346,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.configured_models(["named"]);
         let failed = |model: &str, route: &str, path: &str, policy: &str| {
-            let reason = if path == "relayed" { "unreachable" } else { "" };
+            let reason = if path == "passthrough" { "unreachable" } else { "" };
             let labels = format!(
                 "{{code_class=\"5xx\",model=\"{model}\",path=\"{path}\",policy=\"{policy}\",reason=\"{reason}\",route=\"{route}\"}}"
             );
@@ -354,13 +354,13 @@ mod tests {
         };
         for model in ["", "other", "named"] {
             for route in ["completions", "chat"] {
-                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
+                assert_eq!(failed(model, route, "passthrough", ""), Some(0.0), "{model} {route}");
             }
             for route in ["responses", "messages"] {
-                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
+                assert_eq!(failed(model, route, "passthrough", ""), Some(0.0), "{model} {route}");
             }
         }
-        assert_eq!(failed("", "other", "relayed", ""), Some(0.0));
+        assert_eq!(failed("", "other", "passthrough", ""), Some(0.0));
         assert_eq!(failed("listed", "chat", "speculated", "p"), None);
         metrics.finish(&Finished {
             model: Some("listed".to_owned()),
@@ -371,7 +371,7 @@ mod tests {
         });
         assert_eq!(failed("listed", "chat", "speculated", "p"), Some(0.0));
         assert_eq!(
-            failed("listed", "chat", "relayed", ""),
+            failed("listed", "chat", "passthrough", ""),
             Some(0.0),
             "the series of its failures while no replica answers"
         );

@@ -1,7 +1,7 @@
 //! The record of a request, from accepting it to the last byte of its answer.
 //!
-//! It is owned by the part that answers the request: the relay, a tunnel or a session loop. When a
-//! client disconnects, futures and bodies are dropped, so the record is written by its `Drop` at
+//! It is owned by the part that answers the request: the passthrough, a tunnel or a session loop.
+//! When a client disconnects, futures and bodies are dropped, so the record is written by its `Drop` at
 //! the latest.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::fleet::Replica;
 use crate::http::headers::{REQUEST_ID, is_event_stream};
 use crate::http::memory::Reservation;
 use foretell_core::session::{ActionId, Judging, Summary};
-use foretell_core::words::{PlainReason, Reason, RelayReason, VerifyMethod};
+use foretell_core::words::{PassthroughReason, PlainReason, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, OutputTokens, Path, Route};
 
 /// Maximum length of a text of the client in a record, bytes. Nothing else limits the names of
@@ -79,14 +79,14 @@ pub struct Record {
 }
 
 impl Record {
-    /// A request that has just been accepted; it counts as relayed until it turns out to be a
-    /// completion. `headers` are the client's: they may continue a trace.
+    /// A request that has just been accepted; it counts as passed through until it turns out to be
+    /// a completion. `headers` are the client's: they may continue a trace.
     pub fn begin(observer: &Arc<Observer>, id: String, headers: &HeaderMap) -> Self {
         let request = Some(observer.metrics().begin_request());
         let span = request_span(&id);
-        let mut finished = Box::new(Finished::new(Path::Relayed, ""));
+        let mut finished = Box::new(Finished::new(Path::Passthrough, ""));
         finished.id = id;
-        finished.reason = Some(RelayReason::Route.into());
+        finished.reason = Some(PassthroughReason::Route.into());
         let (line, trace) = observer.begin(headers);
         finished.unsampled = !line;
         finished.trace = trace;
@@ -149,21 +149,26 @@ impl Record {
         self.translated_from.is_some()
     }
 
-    /// Records that it is a completion that is relayed.
-    pub fn relayed(&mut self, route: impl Into<Api>, reason: RelayReason, parameter: Option<String>) {
-        self.finished.path = Path::Relayed;
+    /// Records that it is a completion that is passed through.
+    pub fn passthrough(
+        &mut self,
+        route: impl Into<Api>,
+        reason: PassthroughReason,
+        parameter: Option<String>,
+    ) {
+        self.finished.path = Path::Passthrough;
         self.finished.route = Some(self.api(route));
         self.finished.reason = Some(reason.into());
         self.finished.parameter = parameter.map(truncated);
         self.finished.policy = None;
-        self.finished.holdback = false;
+        self.finished.in_control_group = false;
     }
 
     /// Records that its session was abandoned before anything was sent to the client; the request
-    /// is relayed instead.
-    pub fn declined(&mut self, reason: RelayReason, parameter: Option<String>) {
+    /// is passed through instead.
+    pub fn declined(&mut self, reason: PassthroughReason, parameter: Option<String>) {
         if let Some(route) = self.finished.route {
-            self.relayed(route, reason, parameter);
+            self.passthrough(route, reason, parameter);
         }
         let Finished { speculation, usage, timing, .. } = &mut *self.finished;
         *speculation = Speculation { calls: speculation.calls, ..Speculation::default() };
@@ -175,7 +180,7 @@ impl Record {
         self.set_session_bytes(0);
     }
 
-    /// Records that it is a completion that may be speculated on, under this policy
+    /// Records that it is an eligible completion, under this policy
     /// (`name@revision`).
     pub fn eligible(&mut self, route: Route, policy: &str) {
         self.finished.path = Path::Plain;
@@ -184,7 +189,7 @@ impl Record {
         self.finished.policy = Some(policy.to_owned());
     }
 
-    /// Records the policy (`name@revision`) by which a request is relayed.
+    /// Records the policy (`name@revision`) by which a request is passed through.
     pub fn decided_by(&mut self, policy: Option<String>) {
         self.finished.policy = policy;
     }
@@ -193,14 +198,14 @@ impl Record {
         self.finished.model = Some(truncated(model));
     }
 
-    /// Records that no replica could be reached; a completion counts as relayed then.
+    /// Records that no replica could be reached; a completion counts as passed through then.
     pub fn unreachable(&mut self, cause: String) {
-        self.finished.path = Path::Relayed;
-        self.finished.reason = Some(RelayReason::Unreachable.into());
+        self.finished.path = Path::Passthrough;
+        self.finished.reason = Some(PassthroughReason::Unreachable.into());
         self.finished.parameter = None;
         // No policy decided about a request that never reached an engine.
         self.finished.policy = None;
-        self.finished.holdback = false;
+        self.finished.in_control_group = false;
         self.finished.error = Some(cause);
     }
 
@@ -306,9 +311,9 @@ impl Record {
         }
     }
 
-    /// Records that it belongs to the control group.
-    pub fn holdback(&mut self) {
-        self.finished.holdback = true;
+    /// Records that it is in the control group.
+    pub fn control_group(&mut self) {
+        self.finished.in_control_group = true;
     }
 
     /// Records that its drafters read texts of other clients.
@@ -457,12 +462,12 @@ mod tests {
     fn a_dropped_record_says_that_the_client_has_left() {
         let observer = observer();
         let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
-        record.holdback();
-        record.relayed(Route::Chat, RelayReason::Tools, None);
-        assert!(!record.so_far().holdback, "a relayed request is in no group");
-        record.holdback();
+        record.control_group();
+        record.passthrough(Route::Chat, PassthroughReason::Tools, None);
+        assert!(!record.so_far().in_control_group, "a passthrough request is in no group");
+        record.control_group();
         record.unreachable("nobody answers".to_owned());
-        assert!(!record.so_far().holdback, "nor is one that reached nobody");
+        assert!(!record.so_far().in_control_group, "nor is one that reached nobody");
         drop(record);
         let session = &sessions(&observer)[0];
         assert_eq!((&session["id"], &session["client_gone"]), (&"r".into(), &true.into()));

@@ -38,14 +38,15 @@ pub struct Sums {
     pub completions: u64,
     /// Requests for anything but text.
     pub others: u64,
-    /// Completions by path: speculated on at least once, plain, and relayed (other APIs included).
+    /// Completions by path: speculated on at least once, plain, and passed through (other APIs
+    /// included).
     paths: [u64; 3],
     /// Output tokens of completions, where known.
     pub tokens: u64,
     /// Completions that were speculated on at least once.
     pub speculated: Pace,
-    /// Completions of the control group.
-    pub holdback: Pace,
+    /// Completions that were in the control group.
+    pub control_group: Pace,
     /// Completions with an error of the server or of Foretell.
     pub failed: u64,
     /// Completions whose client disconnected.
@@ -159,11 +160,11 @@ impl Sums {
             return;
         }
         self.completions += 1;
-        let [speculated, plain, relayed] = &mut self.paths;
+        let [speculated, plain, passthrough] = &mut self.paths;
         *match finished.path {
             Path::Speculated => speculated,
             Path::Plain => plain,
-            Path::Relayed => relayed,
+            Path::Passthrough => passthrough,
         } += 1;
         self.tokens += u64::from(finished.usage.output_tokens);
         self.failed += u64::from(finished.has_failed());
@@ -175,8 +176,8 @@ impl Sums {
         }
         match (finished.path, finished.reason) {
             (Path::Speculated, _) => self.speculated.add(finished),
-            (Path::Plain, Some(Reason::Plain(PlainReason::Holdback))) => self.holdback.add(finished),
-            (Path::Plain | Path::Relayed, _) => {}
+            (Path::Plain, Some(Reason::Plain(PlainReason::ControlGroup))) => self.control_group.add(finished),
+            (Path::Plain | Path::Passthrough, _) => {}
         }
         for round in &finished.speculation.rounds {
             self.drafters.entry(round.drafter).or_default().add(round);
@@ -204,7 +205,7 @@ impl Sums {
             paths,
             tokens: self.tokens - before.tokens,
             speculated: self.speculated.since(before.speculated),
-            holdback: self.holdback.since(before.holdback),
+            control_group: self.control_group.since(before.control_group),
             failed: self.failed - before.failed,
             client_gone: self.client_gone - before.client_gone,
             reasons: self.reasons.iter().filter_map(reason).collect(),
@@ -222,7 +223,7 @@ impl Sums {
 
     /// As `/api/status` shows them.
     pub fn to_json(&self) -> Value {
-        let [speculated, plain, relayed] = self.paths;
+        let [speculated, plain, passthrough] = self.paths;
         let reasons = self.reasons.iter().map(|(reason, requests)| {
             let (kind, name, words) = (reason.kind(), reason.name(), reason.words());
             json!({ "kind": kind, "reason": name, "words": words, "requests": requests })
@@ -230,10 +231,10 @@ impl Sums {
         json!({
             "completions": self.completions,
             "other_requests": self.others,
-            "paths": { "speculated": speculated, "plain": plain, "relayed": relayed },
+            "paths": { "speculated": speculated, "plain": plain, "passthrough": passthrough },
             "tokens": self.tokens,
             "speculated": self.speculated.to_json(),
-            "held_back": self.holdback.to_json(),
+            "control_group": self.control_group.to_json(),
             "failed": self.failed,
             "left": self.client_gone,
             "reasons": reasons.collect::<Vec<_>>(),
@@ -248,7 +249,7 @@ impl Sums {
 mod tests {
     use super::*;
     use crate::observe::{Speculation, Timing, TokenUsage};
-    use foretell_core::words::RelayReason;
+    use foretell_core::words::PassthroughReason;
     use foretell_engines::openai::{Api, Route};
 
     fn round(drafter: &'static str, drafted: u32, accepted: u32) -> Round {
@@ -295,26 +296,26 @@ mod tests {
     }
 
     #[test]
-    fn the_groups_are_speculated_and_held_back_requests() {
+    fn the_groups_are_speculated_and_control_group_requests() {
         let totals = Totals::default();
         totals.finish(&completion(Path::Speculated, Some(PlainReason::NoGain.into())));
-        totals.finish(&completion(Path::Plain, Some(PlainReason::Holdback.into())));
+        totals.finish(&completion(Path::Plain, Some(PlainReason::ControlGroup.into())));
         totals.finish(&Finished {
             timing: timing(500),
-            ..completion(Path::Plain, Some(PlainReason::Holdback.into()))
+            ..completion(Path::Plain, Some(PlainReason::ControlGroup.into()))
         });
         totals.finish(&completion(Path::Plain, Some(PlainReason::NoGain.into())));
-        totals.finish(&Finished::new(Path::Relayed, "b"));
-        for api in Api::RELAYED {
-            let reason = Some(RelayReason::Route.into());
-            totals.finish(&Finished { route: Some(api), reason, ..Finished::new(Path::Relayed, "b") });
+        totals.finish(&Finished::new(Path::Passthrough, "b"));
+        for api in Api::PASSTHROUGH {
+            let reason = Some(PassthroughReason::Route.into());
+            totals.finish(&Finished { route: Some(api), reason, ..Finished::new(Path::Passthrough, "b") });
         }
         let told = totals.now().to_json();
         assert_eq!(told["speculated"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
-        assert_eq!(told["held_back"]["requests"], 2);
-        assert!((told["held_back"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
+        assert_eq!(told["control_group"]["requests"], 2);
+        assert!((told["control_group"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
         assert_eq!((&told["completions"], &told["other_requests"]), (&json!(6), &json!(1)));
-        assert_eq!(told["paths"], json!({ "speculated": 1, "plain": 3, "relayed": 2 }));
+        assert_eq!(told["paths"], json!({ "speculated": 1, "plain": 3, "passthrough": 2 }));
         let route = &told["reasons"][2];
         assert_eq!(
             (&route["reason"], &route["requests"]),
@@ -336,7 +337,7 @@ mod tests {
         let before = totals.now();
         let second = Finished {
             speculation: speculation(vec![round("suffix", 3, 3)]),
-            ..completion(Path::Relayed, Some(RelayReason::Tools.into()))
+            ..completion(Path::Passthrough, Some(PassthroughReason::Tools.into()))
         };
         totals.finish(&second);
         let since = totals.now().since(&before);

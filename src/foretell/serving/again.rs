@@ -1,7 +1,7 @@
 //! Sends a stream's request once more, without a session, after its first call brought nothing.
 //!
 //! The client has received the head and no event, so the backend's answer to the client's own
-//! request can follow unchanged, byte by byte. It counts as relayed, with reason `fault`.
+//! request can follow unchanged, byte by byte. It counts as passed through, with reason `fault`.
 
 use http::header::ACCEPT_ENCODING;
 use http::{HeaderValue, Request, Response};

@@ -59,7 +59,7 @@ pub struct Common {
     /// clients may reuse theirs.
     first_id: String,
     /// The query of the client's URI, which goes with every call, as its headers do: a gateway
-    /// before the backend may go by it.
+    /// in front of the backend may go by it.
     query: Option<String>,
     /// Its trace; `None` if it has no spans.
     pub trace: Option<Trace>,

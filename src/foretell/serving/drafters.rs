@@ -21,7 +21,7 @@ use foretell_onnx::open::Options;
 #[derive(Debug, thiserror::Error)]
 #[error("drafter `{name}`: {detail}")]
 pub struct DrafterError {
-    /// Its name in the process file.
+    /// Its name in the config file.
     pub name: String,
     /// The cause, as text for the operator.
     pub detail: String,
@@ -29,7 +29,7 @@ pub struct DrafterError {
 
 /// Compares the vocabulary of a drafter with that of a target.
 pub fn compared(name: &str, drafter: &Tokenizer, identity: &Identity) -> ModelState {
-    let (own, target) = (drafter.fingerprint().to_string(), &identity.epoch.vocabulary);
+    let (own, target) = (drafter.fingerprint().to_string(), &identity.engine_start.vocabulary);
     if own == *target {
         return ModelState::Ready;
     }
@@ -38,7 +38,7 @@ pub fn compared(name: &str, drafter: &Tokenizer, identity: &Identity) -> ModelSt
         "the vocabulary of `{name}` ({} tokens, {}) is not that of `{}` ({} tokens, {})",
         drafter.size(),
         short(&own),
-        identity.epoch.model,
+        identity.engine_start.model,
         identity.tokenizer.size(),
         short(target),
     ))
@@ -72,7 +72,7 @@ pub struct Translation {
 /// A model drafter as used by one target's sessions.
 #[derive(Clone)]
 pub struct SessionModel {
-    /// Its name in the process file.
+    /// Its name in the config file.
     pub name: String,
     /// Handle to the thread that runs the model.
     pub service: DrafterService,
@@ -98,7 +98,7 @@ impl LoadedDrafter {
             pairs.retain(|_, translation| Arc::strong_count(translation) > 1);
         }
         let made = pairs
-            .entry((identity.epoch.vocabulary.clone(), identity.engine.eos.clone()))
+            .entry((identity.engine_start.vocabulary.clone(), identity.engine.eos.clone()))
             .or_insert_with(|| {
                 Arc::new(Translation {
                     target: Arc::clone(&identity.tokenizer),
@@ -210,7 +210,7 @@ impl Drafters {
     ) -> Option<SessionModel> {
         let loaded = self.loaded.read();
         let drafter = loaded.get(name)?;
-        let same = drafter.is_of(&identity.epoch.vocabulary);
+        let same = drafter.is_of(&identity.engine_start.vocabulary);
         let translation = match translation_mode {
             TranslationMode::Same if !same => return None,
             TranslationMode::Same => None,

@@ -16,9 +16,9 @@ use crate::http::memory::Memory;
 use crate::observe::{Observer, Record};
 use foretell_core::words::Mode;
 use foretell_engines::openai::{self, Api, Control};
-use foretell_engines::policy::Relay;
+use foretell_engines::policy::Passthrough;
 
-/// The answer, or the request handed back unanswered so that it can be relayed.
+/// The answer, or the request handed back unanswered so that it can be passed through.
 pub type Served = Result<Response<Body>, Box<Declined>>;
 
 /// Answers eligible requests, or hands them back.
@@ -115,8 +115,8 @@ impl Slot {
 }
 
 impl Exchange {
-    /// Hands the request back, to be relayed unchanged.
-    pub fn decline(self, why: impl Into<Relay>) -> Box<Declined> {
+    /// Hands the request back, to be passed through unchanged.
+    pub fn decline(self, why: impl Into<Passthrough>) -> Box<Declined> {
         let Self { head, body, replica, slot, .. } = self;
         Box::new(Declined { unsent: Unsent { head, body, replica }, slot, why: why.into() })
     }
@@ -134,10 +134,10 @@ pub struct Unsent {
 
 /// A request handed back: no part of an answer has been sent to the client.
 pub struct Declined {
-    /// The request to relay.
+    /// The request to pass through.
     pub unsent: Unsent,
     /// Its record and session permit.
     pub slot: Slot,
-    /// Reason for the relay.
-    pub why: Relay,
+    /// Reason for passing it through.
+    pub why: Passthrough,
 }

@@ -38,7 +38,7 @@ pub enum Failure {
     /// A request of another API that no chat request can ask for.
     #[error(transparent)]
     Untranslated(Untranslated),
-    /// The body is larger than `limits.relay_body`.
+    /// The body is larger than `limits.passthrough_body`.
     #[error("the request body has more than {limit} bytes")]
     BodyTooLarge { limit: u64 },
     /// The client's body ended early.

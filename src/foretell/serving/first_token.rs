@@ -23,8 +23,8 @@ use foretell_engines::text::Tokenizer;
 const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 
 impl Run {
-    /// Asks for the first token, and serves the rest. Passes the request on unchanged where it may
-    /// not be speculated on now, or where the first token tells no ids.
+    /// Asks for the first token, and serves the rest. Passes the request on unchanged where it is
+    /// decoded plainly now, or where the first token tells no ids.
     pub(super) async fn begin_with_first_token(mut self, mut exchange: Exchange) -> Served {
         if let Some(reason) = self.plain_now(&exchange) {
             return self.pass_instead(exchange, reason, None).await;
@@ -101,7 +101,7 @@ impl Run {
             .permission
             .reason()
             .or(rules.methods.is_empty().then_some(PlainReason::NoVerifyMethod))
-            .or((rules.holdback && !forced).then_some(PlainReason::Holdback))
+            .or((rules.control_group && !forced).then_some(PlainReason::ControlGroup))
             .or((long || !self.fits(&exchange.request, 0)).then_some(PlainReason::ContextTooLong))
             .or_else(closed)
     }

@@ -69,7 +69,7 @@ pub struct PlainStream {
     state: State,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
-    /// Tokens held back because only the next event shows whether they end the text.
+    /// Tokens withheld because only the next event shows whether they end the text.
     pending: Option<(Value, Box<Chunk>)>,
     /// Tokens read so far.
     brought: usize,

@@ -44,7 +44,7 @@ impl SessionPlan {
     /// for the control group, whose answers would be slower for it.
     pub fn engine(&self) -> Arc<Engine> {
         let (engine, rules) = (&self.identity.engine, &self.rules);
-        let plain = rules.methods.is_empty() || (rules.holdback && rules.gamma_fixed.is_none());
+        let plain = rules.methods.is_empty() || (rules.control_group && rules.gamma_fixed.is_none());
         if engine.proposes == 0 || (!plain && rules.lookups.contains(&LookupSpec::Head)) {
             return Arc::clone(engine);
         }

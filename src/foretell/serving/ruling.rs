@@ -11,9 +11,11 @@ use crate::learning::comparison::{Comparisons, Drawn};
 use crate::serving::drafters::Drafters;
 use foretell_core::control::gates::Signal;
 use foretell_core::draft::DrafterId;
-use foretell_core::words::{PlainReason, RelayReason};
+use foretell_core::words::{PassthroughReason, PlainReason};
 use foretell_engines::policy::part::ModelState;
-use foretell_engines::policy::{Admitted, Fact, LiveGates, Relay, Ruling, Server, ServerState, Terms, plan};
+use foretell_engines::policy::{
+    Admitted, Fact, LiveGates, Passthrough, Ruling, Server, ServerState, Terms, plan,
+};
 
 /// The operator's `verify` settings of a backend.
 pub fn terms(methods: &VerifyLimits) -> Terms {
@@ -27,7 +29,7 @@ pub fn terms(methods: &VerifyLimits) -> Terms {
 /// The server at a replica's address, as a fact of the decision.
 pub fn knowledge<'a>(knowledge: &'a identity::ServerKnowledge, terms: &'a Terms) -> ServerState<'a> {
     match knowledge {
-        identity::ServerKnowledge::Relayed(reason, why) => ServerState::Relayed(*reason, why),
+        identity::ServerKnowledge::Passthrough(reason, why) => ServerState::Passthrough(*reason, why),
         identity::ServerKnowledge::Known(identity) => ServerState::Known(server(identity, terms)),
     }
 }
@@ -96,13 +98,13 @@ impl Rulebook {
     /// server, and the draw of its control group.
     ///
     /// # Errors
-    /// The reason for which the request is relayed.
+    /// The reason for which the request is passed through.
     pub fn rule(
         &self,
         admitted: &Admitted<'_>,
         knowledge: Option<&identity::ServerKnowledge>,
         drafters: &Drafters,
-    ) -> Result<(Ruling, Drawn), Relay> {
+    ) -> Result<(Ruling, Drawn), Passthrough> {
         let ruling = self.ruling(admitted, knowledge, drafters)?;
         let timed = matches!(knowledge, Some(identity::ServerKnowledge::Known(_)));
         let drawn = self.comparisons.draw(&ruling.policy, admitted.backend, timed);
@@ -112,18 +114,18 @@ impl Rulebook {
     /// As [`Self::rule`], without the draw.
     ///
     /// # Errors
-    /// The reason for which the request is relayed.
+    /// The reason for which the request is passed through.
     pub fn ruling(
         &self,
         admitted: &Admitted<'_>,
         knowledge: Option<&identity::ServerKnowledge>,
         drafters: &Drafters,
-    ) -> Result<Ruling, Relay> {
-        let terms = self.terms(admitted.backend).ok_or(RelayReason::NoVerifyMethod)?;
-        let knowledge = knowledge.ok_or(RelayReason::NoVerifyMethod)?;
+    ) -> Result<Ruling, Passthrough> {
+        let terms = self.terms(admitted.backend).ok_or(PassthroughReason::NoVerifyMethod)?;
+        let knowledge = knowledge.ok_or(PassthroughReason::NoVerifyMethod)?;
         let models = |name: &str| match knowledge {
             identity::ServerKnowledge::Known(identity) => drafters.state(name, identity),
-            identity::ServerKnowledge::Relayed(..) => ModelState::NotLoaded,
+            identity::ServerKnowledge::Passthrough(..) => ModelState::NotLoaded,
         };
         let policies = self.policies.current();
         plan(admitted, self::knowledge(knowledge, terms), &policies, &models)

@@ -35,7 +35,7 @@ use foretell_core::control::{Control, Presence};
 use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
 use foretell_core::units::{Tick, TokenId};
-use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
+use foretell_core::words::{Mode, PassthroughReason, PlainReason, Reason};
 use foretell_engines::dialect::{FirstToken, MaxTokens};
 use foretell_engines::openai::{Path, Prompt, Request, Route, sse};
 use foretell_engines::text::Stepwise;
@@ -126,8 +126,8 @@ impl Run {
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
         record.to(&exchange.replica);
-        if self.drawn.holdback {
-            record.holdback();
+        if self.drawn.in_control_group {
+            record.control_group();
         }
         if self.remembering.reads_others() {
             record.reads_others();
@@ -177,7 +177,7 @@ impl Run {
         if let Some(call) = self.first_call.take() {
             call.unreadable(cause);
         }
-        Err(exchange.decline(RelayReason::UnreadableAnswers))
+        Err(exchange.decline(PassthroughReason::UnreadableAnswers))
     }
 
     /// The altered request was refused. The additional fields may be the cause, so that the answer
@@ -203,12 +203,12 @@ impl Run {
     pub(super) fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Served {
         // Nothing was sent; the engine that is there now gets the client's own request.
         if matches!(error, SendError::Changed { .. }) {
-            return Err(exchange.decline(RelayReason::Fault));
+            return Err(exchange.decline(PassthroughReason::Fault));
         }
         if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
             exchange.replica = other;
             exchange.head.extensions.insert(Fresh);
-            return Err(exchange.decline(RelayReason::Fault));
+            return Err(exchange.decline(PassthroughReason::Fault));
         }
         Ok(self.failed(exchange.slot, &Failure::from(error)))
     }
@@ -220,8 +220,8 @@ impl Run {
         record.status(response.status());
         record.unreachable(failure.to_string());
         record.end(false);
-        let reason = RelayReason::Unreachable.name();
-        head::with(response, &self.plan.ruling.name, Path::Relayed.name(), Some(reason))
+        let reason = PassthroughReason::Unreachable.name();
+        head::with(response, &self.plan.ruling.name, Path::Passthrough.name(), Some(reason))
     }
 
     /// Passes on an answer that is no stream, usually an error, unchanged.
@@ -290,7 +290,7 @@ impl Run {
         start.rules.shared.proposes = calls.engine().proposes > 0;
         let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
         let Some((id, Action::Plain(PlainRequest::First))) = session.poll() else {
-            return Err(exchange.decline(RelayReason::Fault));
+            return Err(exchange.decline(PassthroughReason::Fault));
         };
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
         let engine = Arc::clone(&self.plan.identity.engine);

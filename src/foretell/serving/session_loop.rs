@@ -36,7 +36,7 @@ use foretell_core::session::{
     Action, ActionId, Difference, Doubted, Event, Fault, PlainRequest, Session, Summary,
 };
 use foretell_core::units::Tick;
-use foretell_core::words::{PlainReason, RelayReason, TokenContext};
+use foretell_core::words::{PassthroughReason, PlainReason, TokenContext};
 use foretell_engines::openai::usage::Usage;
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::text::Tokenizer;
@@ -105,7 +105,7 @@ pub struct SessionLoop {
     /// The session has an output parser.
     parses: bool,
     /// Knows the marks of a chat that no parser here reads, and of which no text is left out or
-    /// held back.
+    /// withheld.
     marks: Option<Arc<Tokenizer>>,
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,
@@ -131,7 +131,7 @@ pub struct Ended {
 /// A first call without a usable answer: the request may be sent once more.
 pub struct Unanswered {
     /// The reason.
-    pub why: RelayReason,
+    pub why: PassthroughReason,
     /// The request, and the replica to send it to.
     pub unsent: Unsent,
     /// The fleet and the memory budget.
@@ -237,7 +237,7 @@ impl SessionLoop {
             && self.unreadable
             && let Some(unsent) = self.unsent.take()
         {
-            return Err(self.unanswered(unsent, RelayReason::UnreadableAnswers));
+            return Err(self.unanswered(unsent, PassthroughReason::UnreadableAnswers));
         }
         if let Some(plain_stream) = self.plain_stream.take().filter(|_| summary.finish.is_some()) {
             plain_stream.leave();
@@ -338,7 +338,7 @@ impl SessionLoop {
     /// The request to send once more, with its replica and the reason, if nothing has reached the
     /// client and its answer cannot be read, ended before it had begun, or may have come from two
     /// engines. `None` otherwise, and after a silence: the client has waited long enough.
-    fn resend_if_unanswered(&mut self, happened: &Happened) -> Option<(Unsent, RelayReason)> {
+    fn resend_if_unanswered(&mut self, happened: &Happened) -> Option<(Unsent, PassthroughReason)> {
         let unreadable = match happened {
             Happened::PlainEvent(PlainEvent::End) if !self.begun => Some("it ends without an answer"),
             Happened::PlainEvent(PlainEvent::Unreadable(cause)) if !self.begun => Some(cause.as_str()),
@@ -356,7 +356,7 @@ impl SessionLoop {
         if let Some(cause) = unreadable {
             let unsent = self.unsent.take()?;
             self.unreadable(cause);
-            return Some((unsent, RelayReason::UnreadableAnswers));
+            return Some((unsent, PassthroughReason::UnreadableAnswers));
         }
         let lost = match happened {
             Happened::PlainEvent(PlainEvent::Broken(Fault::Plain, _)) => !self.begun,
@@ -372,7 +372,7 @@ impl SessionLoop {
         };
         let mut unsent = if lost { self.unsent.take()? } else { return None };
         unsent.replica = self.shared.fleet.once_more(&unsent.replica)?;
-        Some((unsent, RelayReason::Fault))
+        Some((unsent, PassthroughReason::Fault))
     }
 
     /// Notes that the first call's answer cannot be read, for the requests that follow.
@@ -383,7 +383,7 @@ impl SessionLoop {
         }
     }
 
-    fn unanswered(self, unsent: Unsent, why: RelayReason) -> Box<Unanswered> {
+    fn unanswered(self, unsent: Unsent, why: PassthroughReason) -> Box<Unanswered> {
         Box::new(Unanswered { why, unsent, shared: self.shared, slot: self.slot, sink: self.sink })
     }
 

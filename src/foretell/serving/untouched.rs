@@ -190,7 +190,7 @@ impl Work {
         let estimate = (pieces as u64).saturating_mul(heard.bytes as u64) / (heard.text.len() as u64).max(1);
         let (prompt, output) = heard.usage.unzip();
         let output_tokens = u32::try_from(output.unwrap_or(estimate)).unwrap_or(u32::MAX);
-        if self.reason == PlainReason::Holdback
+        if self.reason == PlainReason::ControlGroup
             && let Some(seconds) = token_seconds(&heard.marks, output_tokens)
         {
             self.run.drawn.ended(seconds);

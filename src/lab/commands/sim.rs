@@ -33,8 +33,8 @@ pub struct SimArgs {
     /// tables; exits 2 if one is faster.
     #[arg(long, conflicts_with = "grid")]
     pub fixed: bool,
-    /// Compare the controller with fixed gammas on servers of known costs; exits 2 if it falls
-    /// short anywhere.
+    /// Compare the controller with fixed gammas on servers of known costs; exits 2 if a
+    /// required figure was not met.
     #[arg(long)]
     pub grid: bool,
     /// Recorded texts for the grid, one file NAME.jsonl for each workload; a missing one of the
@@ -74,7 +74,7 @@ impl Stopped {
             | Self::NoCell(_)
             | Self::NoFolder(_)
             | Self::File { .. } => Exit::Usage,
-            Self::Broken(_) => Exit::FellShort,
+            Self::Broken(_) => Exit::RequirementNotMet,
         }
     }
 }
@@ -105,7 +105,7 @@ fn grid(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     // A closed pipe is not an error.
     let _ = out.write_all(grid::table(&outcomes).as_bytes());
     let short = outcomes.iter().any(grid::Outcome::falls_short);
-    Ok(if short { Exit::FellShort } else { Exit::Done })
+    Ok(if short { Exit::RequirementNotMet } else { Exit::Done })
 }
 
 fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
@@ -130,14 +130,14 @@ fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     write(page, || html::page(&reports))?;
     let short = reports.iter().filter(|report| !report.shortfalls().is_empty()).count();
     if short > 0 {
-        let _ = writeln!(out, "{short} of {} tables fell short", reports.len());
+        let _ = writeln!(out, "{short} of {} tables have a figure that was not met", reports.len());
     }
     let set = args.fixed.then(|| report::Set::of(&reports));
     let beaten = set.as_ref().is_some_and(report::Set::is_beaten);
     if let Some(set) = set {
         let _ = out.write_all(set.text().as_bytes());
     }
-    Ok(if short > 0 || beaten { Exit::FellShort } else { Exit::Done })
+    Ok(if short > 0 || beaten { Exit::RequirementNotMet } else { Exit::Done })
 }
 
 fn create(path: Option<&Path>) -> Result<Option<(PathBuf, File)>, Stopped> {

@@ -64,7 +64,7 @@ fn rows(report: &TableReport) -> Vec<Vec<String>> {
     let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}"));
     rows.extend(report.table.expected.iter().map(|expected| {
         let value = report.outcome.figure(expected.figure);
-        let met = if expected.is_met(value) { "met" } else { "fell short" };
+        let met = if expected.is_met(value) { "met" } else { "not met" };
         let name = expected.figure.name().to_owned();
         vec![name, number(value), number(expected.min), number(expected.max), met.to_owned()]
     }));

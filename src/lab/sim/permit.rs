@@ -35,11 +35,11 @@ pub enum Refused {
     /// The policy file has errors.
     #[error("{}", lines(.0))]
     Policy(Vec<Problem>),
-    /// Its requests are relayed.
+    /// Its requests are passed through.
     #[error(
-        "policy: allowed one under which requests get a session, got one under which they are relayed ({0})"
+        "policy: allowed one under which requests get a session, got one under which they are passed through ({0})"
     )]
-    Relayed(String),
+    Passthrough(String),
 }
 
 fn lines(problems: &[Problem]) -> String {
@@ -70,7 +70,7 @@ pub fn policy(drafters: &[&str]) -> String {
 /// verification methods and this context limit in tokens. Problems are reported as of `file`.
 ///
 /// # Errors
-/// Every problem of the policy, or the reason for which it relays.
+/// Every problem of the policy, or the reason for which it passes requests through.
 pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> Result<Permit, Refused> {
     let process = format!("version: 1\ndrafters:\n  {MODEL}: {{ path: draft }}\n");
     let process = process::parse("process", &process).map_err(Refused::Policy)?;
@@ -81,7 +81,9 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
     let terms = Terms { allow: methods.to_vec(), context_max: context, bytes_max: usize::MAX };
     let server = Server { engine: &engine, single: Fact::Known(true), nothing_pays: None, terms: &terms };
     let headers = HeaderMap::new();
-    let Judgement::Eligible(request) = &judged else { return Err(Refused::Relayed(format!("{judged:?}"))) };
+    let Judgement::Eligible(request) = &judged else {
+        return Err(Refused::Passthrough(format!("{judged:?}")));
+    };
     let admitted = Admitted {
         head: Subjects { api: Route::Completions.into(), headers: &headers, tenant: None },
         request,
@@ -91,7 +93,7 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
     };
     match plan(&admitted, ServerState::Known(server), &policies, &|_| ModelState::Ready) {
         Ok(ruling) => Ok(permit(ruling)),
-        Err(relay) => Err(Refused::Relayed(format!("{relay:?}"))),
+        Err(passthrough) => Err(Refused::Passthrough(format!("{passthrough:?}"))),
     }
 }
 
@@ -152,7 +154,10 @@ mod tests {
         assert!(refused.starts_with("t.yaml policy:4: drafters[0].ngram.min: "), "{refused}");
         let off = format!("mode: off\n{}", policy(&[PROMPT_LOOKUP]));
         assert!(
-            of("p", &off, &[VerifyMethod::Tree], 9).expect_err("relayed").to_string().contains("relayed")
+            of("p", &off, &[VerifyMethod::Tree], 9)
+                .expect_err("passthrough")
+                .to_string()
+                .contains("passthrough")
         );
     }
 }

@@ -84,7 +84,7 @@ impl TableReport {
         let mut text = format!("{}{untuned}: {}\n", table.name, table.about);
         for expected in &table.expected {
             let value = outcome.figure(expected.figure);
-            let met = if expected.is_met(value) { "" } else { "   FELL SHORT" };
+            let met = if expected.is_met(value) { "" } else { "   NOT MET" };
             let name = expected.figure.name();
             let _ = writeln!(text, "  {name:<11} {:>8}   expected {}{met}", number(value), range(expected));
         }

@@ -95,9 +95,9 @@ impl Sidecar {
     /// The rules of the next request, and its group.
     pub fn rules(&mut self, now: Tick) -> (Rules, Drawn) {
         let (start, floor) = (self.permit.holdback.start, self.permit.holdback.floor);
-        let in_control_group = self.groups.holds_back(start, floor, &mut self.rng);
+        let in_control_group = self.groups.draws_control_group(start, floor, &mut self.rng);
         let closed = self.groups.is_closed(now);
-        let mut rules = Rules { holdback: in_control_group, ..self.permit.rules.clone() };
+        let mut rules = Rules { control_group: in_control_group, ..self.permit.rules.clone() };
         if closed && rules.gamma_fixed.is_none() && rules.permission == Permission::Speculate {
             rules.permission = Permission::Shadow(PlainReason::GateControl);
         }

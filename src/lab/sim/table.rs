@@ -119,7 +119,7 @@ pub enum Unusable {
         /// The values that are allowed, and the one that was found.
         message: String,
     },
-    /// Its policy has errors, or relays.
+    /// Its policy has errors, or passes requests through.
     #[error("{0}")]
     Policy(#[from] permit::Refused),
 }

@@ -1,8 +1,8 @@
 //! Finds the shared library of ONNX Runtime and starts its environment, once per process.
 //!
-//! The library is loaded at run time and not linked, so that the proxy starts and relays on a
-//! machine without it: then model drafters are unavailable, with a message that lists the searched
-//! paths.
+//! The library is loaded at run time and not linked, so that the proxy starts and passes requests
+//! through on a machine without it: then model drafters are unavailable, with a message that lists
+//! the searched paths.
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_possible_stop_is_held_back() {
+    fn only_a_possible_stop_is_withheld() {
         let mut watch = Stops::new(&["\n\n".to_owned(), "stop".to_owned()], false).unwrap();
         assert_eq!(watch.push("a\n", false).text, "a");
         assert_eq!(watch.push("b st", false).text, "\nb ");

@@ -18,7 +18,7 @@ pub struct Call {
 }
 
 /// The content of a text, and its calls. `open`: more may follow, so the beginning of a marker is
-/// held back.
+/// withheld.
 pub fn parse(text: &str, works: Hermes, open: bool) -> (String, Vec<Call>) {
     let Some((content, mut rest)) = text.split_once(BEGIN) else {
         let held = if open { overlap(text, BEGIN) } else { 0 };

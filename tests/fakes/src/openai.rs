@@ -76,7 +76,7 @@ impl Parsers {
         parsed
     }
 
-    /// While an output is open, a possible beginning of a marker is held back.
+    /// While an output is open, a possible beginning of a marker is withheld.
     fn part(&self, text: &str, open: bool) -> Parsed {
         let mut parsed = Parsed { answers: true, ..Parsed::default() };
         let mut rest = text;

@@ -21,7 +21,7 @@ impl Finish {
     }
 }
 
-/// Amount of text held back for a possible stop string.
+/// Amount of text withheld for a possible stop string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// One character less than the longest stop string.
@@ -58,7 +58,7 @@ pub struct Sequence {
     pub cache_limit: Option<usize>,
     pub salt: u64,
     pub finish: Option<Finish>,
-    /// All text so far, including held-back text.
+    /// All text so far, including withheld text.
     pub text: String,
     told: usize,
     hold: Hold,

@@ -1,6 +1,6 @@
-//! The process file and policy files.
+//! The config file and policy files.
 //!
-//! Input: process file, separator, policy files with separators between them. `check` of files on
+//! Input: config file, separator, policy files with separators between them. `check` of files on
 //! disk and a reload of their texts must report the same; each problem of a file must have a line
 //! in it.
 

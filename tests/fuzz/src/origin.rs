@@ -44,7 +44,7 @@ struct Script {
 pub struct World {
     server: SocketAddr,
     script: Arc<Mutex<Script>>,
-    /// Lines of the process file.
+    /// Lines of the config file.
     more: &'static str,
     state: Mutex<State>,
 }
@@ -84,7 +84,7 @@ const TURNS: u32 = 32;
 /// for.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// The world of this process whose process file has these lines.
+/// The world of this process whose config file has these lines.
 pub fn world(more: &'static str) -> &'static World {
     static WORLDS: Mutex<BTreeMap<&str, &World>> = Mutex::new(BTreeMap::new());
     locked(&WORLDS).entry(more).or_insert_with(|| Box::leak(Box::new(World::start(more))))

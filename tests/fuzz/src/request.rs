@@ -37,7 +37,7 @@ pub fn run(input: &[u8]) {
     strictly(route, body, read.as_ref());
     match judge(route, body) {
         Judgement::Eligible(request) => eligible(&request, body, read.as_ref(), dialect),
-        Judgement::Relay { .. } => {
+        Judgement::Passthrough { .. } => {
             if let Some((_, findings)) = understand(route, body) {
                 assert!(findings.iter().any(|finding| finding.refused.is_some()));
             }

@@ -95,7 +95,7 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         vec![LookupSpec::Suffix(Scope::Request), LookupSpec::Head],
         Vec::new(),
     ];
-    let reasons = [PlainReason::Client, PlainReason::Observe, PlainReason::Holdback];
+    let reasons = [PlainReason::Client, PlainReason::Observe, PlainReason::ControlGroup];
     let permission = match input.below(6) {
         0..4 => Permission::Speculate,
         4 => Permission::Shadow(input.one(&reasons)),
@@ -108,7 +108,7 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         gamma_max: input.one(&[32, 1, 4]),
         lookups: lookups[input.below(3)].clone(),
         model: input.one(&[None, Some(0), Some(1)]),
-        holdback: input.byte() & 1 > 0,
+        control_group: input.byte() & 1 > 0,
         segment: input.one(&[None, Some(1), Some(5)]),
         vocabulary: input.one(&[TokenId::from(WORDS), TokenId::MAX]),
         context_max: input.one(&[8192, 12]),

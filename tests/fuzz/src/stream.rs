@@ -1,8 +1,8 @@
 //! An event stream of a backend, through the whole proxy, to the bytes that the client gets.
 //!
-//! Input: kind of the request, cut of the stream, and if it breaks off; then the stream. A relayed
-//! stream arrives as it was sent; one written by a session is the same for any cut of the backend's
-//! bytes.
+//! Input: kind of the request, cut of the stream, and if it breaks off; then the stream. A
+//! passthrough stream arrives as it was sent; one written by a session is the same for any cut of
+//! the backend's bytes.
 
 use foretell_core::units::SplitMix64;
 
@@ -26,12 +26,12 @@ pub fn run(input: &[u8]) {
     let mut turn = world("").turn();
     let mut ask =
         |control: &str, pieces: Vec<Vec<u8>>| asked(&mut turn, chat, streams, control, pieces, !whole);
-    let relayed = ask("off", vec![sent.to_vec()]);
+    let passthrough = ask("off", vec![sent.to_vec()]);
     if whole {
         assert!(
-            relayed.whole && relayed.body == sent,
-            "relayed as {:?}",
-            String::from_utf8_lossy(&relayed.body)
+            passthrough.whole && passthrough.body == sent,
+            "passed through as {:?}",
+            String::from_utf8_lossy(&passthrough.body)
         );
     }
     let at_once = ask("plain", vec![sent.to_vec()]);

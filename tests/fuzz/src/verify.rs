@@ -164,6 +164,6 @@ fn request(route: Route) -> Request {
     };
     match judge(route, body) {
         Judgement::Eligible(request) => *request,
-        Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
+        Judgement::Passthrough { reason, .. } => panic!("{}", reason.name()),
     }
 }

@@ -106,7 +106,7 @@ fn upper_tail(chi: f64, freedom: f64) -> f64 {
 }
 
 /// Counts of `draws` texts through the proxy, and the number of accepted draft tokens; `None` if
-/// such a request is relayed, so that its text is the engine's own.
+/// such a request is passed through, so that its text is the engine's own.
 async fn drawn(
     house: &House,
     prompt: &[TokenId],
@@ -118,7 +118,7 @@ async fn drawn(
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let ask = Ask::new(Route::Completions, false, fields);
     let first = house.through(&ask).await.message;
-    if first.head.get("x-foretell-path") == Some("relayed") {
+    if first.head.get("x-foretell-path") == Some("passthrough") {
         let parameter = first.head.get("x-foretell-parameter");
         assert!(parameter.is_some(), "{}: {:?}", house.row.name, first.head.get("x-foretell-reason"));
         return None;
@@ -135,7 +135,7 @@ async fn drawn(
 }
 
 /// Tests texts against the distribution. Returns the number of draft tokens that were accepted in
-/// them, `None` if they are relayed.
+/// them, `None` if they are passed through.
 async fn follows(
     house: &House,
     prompt: &[TokenId],

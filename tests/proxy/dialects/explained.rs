@@ -1,4 +1,5 @@
-//! `POST /api/explain` says what then happens to a request: random requests, before every engine.
+//! `POST /api/explain` says what then happens to a request: random requests, in front of every
+//! engine.
 
 use foretell::app::Running;
 use foretell::app::local;
@@ -89,12 +90,12 @@ type Other = (&'static str, fn() -> Started, &'static str);
 const OTHERS: [Other; 5] = [
     ("trtllm", || start(|| Passthrough::new(Kind::Trtllm, Setup::default())), ""),
     ("tgi", || start(|| Passthrough::new(Kind::Tgi, Setup::default())), ""),
-    ("ollama", || start(|| Passthrough::new(Kind::Ollama, Setup::default())), "    dialect: ollama\n"),
-    ("mlx", || start(|| Passthrough::new(Kind::Mlx, Setup::default())), "    dialect: mlx\n"),
+    ("ollama", || start(|| Passthrough::new(Kind::Ollama, Setup::default())), "    engine: ollama\n"),
+    ("mlx", || start(|| Passthrough::new(Kind::Mlx, Setup::default())), "    engine: mlx\n"),
     (
         "hosted",
         || start(|| Hosted::new(hosted::Options::default())),
-        "    dialect: openai\n    billed: true\n",
+        "    engine: openai\n    billed: true\n",
     ),
 ];
 
@@ -109,7 +110,7 @@ async fn explain_predicts_what_happens_to_random_requests() {
     let all = [sum(0), sum(1), sum(2)];
     assert!(
         all.iter().sum::<usize>() >= 500 && all.iter().all(|&count| count > 40),
-        "{all:?} relayed, plain, eligible"
+        "{all:?} passed through, plain, eligible"
     );
 }
 
@@ -132,7 +133,7 @@ async fn other(&(name, start, backend): &'static Other, number: u64, requests: u
     agrees(name, &proxy, number, requests).await
 }
 
-/// Requests that were relayed, that were plain only, and that could be speculated on.
+/// Requests that were passed through, that were plain only, and that could be speculated on.
 async fn agrees(name: &str, proxy: &Running, number: u64, requests: usize) -> [usize; 3] {
     let (front, admin) = (proxy.gateway.addresses[0], proxy.gateway.admin.unwrap());
     let mut rng = SplitMix64::new(1_000 + number);
@@ -149,9 +150,9 @@ async fn agrees(name: &str, proxy: &Running, number: u64, requests: usize) -> [u
         let reason = explained["reason"].as_str().unwrap_or_default();
         let context = format!("{name} {headers} {}: {explained}\n{:?}", ask.body(), answer.head);
         match explained["path"].as_str().unwrap() {
-            "relayed" => {
+            "passthrough" => {
                 counts[0] += 1;
-                assert_eq!((went.as_str(), why.as_str()), ("relayed", reason), "{context}");
+                assert_eq!((went.as_str(), why.as_str()), ("passthrough", reason), "{context}");
             }
             "eligible" => {
                 counts[if reason.is_empty() { 2 } else { 1 }] += 1;

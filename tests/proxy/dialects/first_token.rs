@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::contract::PROMPTS;
 use super::house::setup;
-use crate::client::{Ask, FORCED, HELD_BACK};
+use crate::client::{Ask, CONTROL_GROUP, FORCED};
 use crate::fakes::sglang::{Options, Sglang};
 use crate::fakes::{Fake, Setup, toy};
 
@@ -116,7 +116,7 @@ async fn the_rest_is_sampled_by_the_defaults_of_the_model() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("generation_config.json"), own.to_string()).unwrap();
     let named = format!(", generation_config: {}", folder.path().display());
-    for (model, relayed) in [("", true), (named.as_str(), false)] {
+    for (model, passthrough) in [("", true), (named.as_str(), false)] {
         let proxy = proxy_with(fake.address, FORCED, model).await;
         for stream in [true, false] {
             let fields = json!({"prompt": PROMPTS[0], "max_tokens": 40, "seed": 7});
@@ -127,9 +127,9 @@ async fn the_rest_is_sampled_by_the_defaults_of_the_model() {
             let (_, verifies) = calls(&fake);
             // With deterministic inference the noise is a function of seed and position.
             assert_eq!(got.plain, want.plain, "{model}");
-            assert_eq!(verifies == 0, relayed, "{model}");
+            assert_eq!(verifies == 0, passthrough, "{model}");
             let reason = got.message.head.get("x-foretell-reason");
-            assert_eq!(reason == Some("defaults_unknown"), relayed, "{reason:?}");
+            assert_eq!(reason == Some("defaults_unknown"), passthrough, "{reason:?}");
         }
     }
 }
@@ -138,7 +138,7 @@ async fn the_rest_is_sampled_by_the_defaults_of_the_model() {
 #[rstest]
 #[case::a_parser(|options: &mut Options| options.setup.reasoning_end = Some(" the".to_owned()), FORCED, 0)]
 #[case::no_ids(|options: &mut Options| options.chat_ids = false, FORCED, 1)]
-#[case::held_back(|_: &mut Options| {}, HELD_BACK, 0)]
+#[case::control_group(|_: &mut Options| {}, CONTROL_GROUP, 0)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn otherwise_it_passes_unchanged(
     #[case] change: fn(&mut Options),

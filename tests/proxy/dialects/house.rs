@@ -64,7 +64,7 @@ impl House {
     /// Waits until the proxy knows the engine.
     async fn is_known(&self) {
         let known = async {
-            while !self.admin("/api/replicas").await["replicas"][0]["epoch"].is_string() {
+            while !self.admin("/api/replicas").await["replicas"][0]["engine_start"].is_string() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };

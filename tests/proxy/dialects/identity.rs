@@ -8,7 +8,7 @@ use foretell::app::local;
 use foretell_engines::openai::Route;
 use serde_json::{Value, json};
 
-use crate::client::{Ask, FORCED, HELD_BACK, events, get};
+use crate::client::{Ask, CONTROL_GROUP, FORCED, events, get};
 use crate::fakes::sglang::{self, Sglang};
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Fault, Setup, Switch, Temper, When, toy};
@@ -159,7 +159,7 @@ async fn a_whole_answer_begins_anew_on_the_engine_that_takes_over() {
     }
 }
 
-/// A gateway before the engine may go by the query, as by a header.
+/// A gateway in front of the engine may go by the query, as by a header.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_clients_query_goes_with_every_call() {
     let fake = vllm(1, "0.29.0", true).await;
@@ -247,7 +247,7 @@ async fn an_answer_of_an_engine_without_identity_is_not_continued_after_a_loss()
     assert_eq!(code, "backend_broke_off");
     // The same for the first call: later calls might reach another model. A client that waits for a
     // whole answer has received nothing yet.
-    let proxy = proxy_with(fake.address, HELD_BACK).await;
+    let proxy = proxy_with(fake.address, CONTROL_GROUP).await;
     let front = proxy.gateway.addresses[0];
     fake.house.faults.at(When::path(COMPLETIONS).streamed(true), 0, Fault::CutAfter(5));
     let (text, code) = read(&asked(front, &ask(true, 0.0)).await);

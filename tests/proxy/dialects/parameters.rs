@@ -1,12 +1,12 @@
 //! Every parameter of the table by itself, on the same prompt: the client gets the text of the
-//! engine alone, and requests that may not be speculated on are relayed with the table's own
+//! engine alone, and requests that are not eligible are passed through with the table's own
 //! reason. `distribution` tests unseeded sampling against the engine's distribution.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::SocketAddr;
 
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use foretell_engines::openai::parameters::{Field, Parameter, Plain, Treatment};
 use foretell_engines::openai::{Route, parameters};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use crate::client::{Answer, Ask, send};
 /// A parameter with a value, and the reason not to speculate with it, if the table has one.
 pub struct Setting {
     pub value: Value,
-    pub refused: Option<RelayReason>,
+    pub refused: Option<PassthroughReason>,
 }
 
 impl Setting {
@@ -27,7 +27,7 @@ impl Setting {
         Self { value, refused: None }
     }
 
-    fn may_not(value: Value, reason: RelayReason) -> Self {
+    fn may_not(value: Value, reason: PassthroughReason) -> Self {
         Self { value, refused: Some(reason) }
     }
 }
@@ -63,7 +63,7 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
             Setting::may(json!([said.prompt])),
             Setting::may(json!([200, 201, 202, 203, 200, 201, 202, 203])),
             Setting::may(json!([[200, 201, 202, 203, 200, 201, 202, 203]])),
-            Setting::may_not(json!(["one", "two"]), RelayReason::Choices),
+            Setting::may_not(json!(["one", "two"]), PassthroughReason::Choices),
         ],
         Field::Messages => all(vec![
             json!([{"role": "user", "content": [{"type": "text", "text": said.prompt}]}]),
@@ -93,21 +93,26 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
         Field::StreamOptions => all(vec![json!({})]),
         Field::Prediction => all(vec![json!({"type": "content", "content": said.text})]),
         Field::Choices => {
-            vec![Setting::may(json!(1)), Setting::may_not(json!(2), RelayReason::Choices)]
+            vec![Setting::may(json!(1)), Setting::may_not(json!(2), PassthroughReason::Choices)]
         }
         // With tools, the engine has to render the request: tests/proxy/parsers.rs.
         Field::Tools => {
             let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
-            vec![Setting::may(json!([])), Setting::may_not(json!([tool]), RelayReason::Tools)]
+            vec![Setting::may(json!([])), Setting::may_not(json!([tool]), PassthroughReason::Tools)]
         }
         // Where a server goes on with a grammar from output that was sent: tests/proxy/end_to_end.
         Field::ResponseFormat => vec![
             Setting::may(json!({"type": "text"})),
-            Setting::may_not(json!({"type": "json_object"}), RelayReason::Structured),
+            Setting::may_not(json!({"type": "json_object"}), PassthroughReason::Structured),
         ],
-        Field::StructuredOutputs => vec![Setting::may_not(json!({"regex": "a+"}), RelayReason::Structured)],
+        Field::StructuredOutputs => {
+            vec![Setting::may_not(json!({"regex": "a+"}), PassthroughReason::Structured)]
+        }
         Field::ToolChoice => {
-            vec![Setting::may(json!("none")), Setting::may_not(json!("required"), RelayReason::Structured)]
+            vec![
+                Setting::may(json!("none")),
+                Setting::may_not(json!("required"), PassthroughReason::Structured),
+            ]
         }
     }
 }
@@ -155,7 +160,7 @@ pub fn settings(row: &Parameter, said: &Said) -> Vec<Setting> {
             all.push(Setting::may_not(other, reason));
             all
         }
-        Treatment::Relay(reason) | Treatment::Rendered(reason) => {
+        Treatment::Passthrough(reason) | Treatment::Rendered(reason) => {
             vec![Setting::may_not(foreign(row.name), reason)]
         }
     }
@@ -175,7 +180,7 @@ pub fn asks(route: Route, row: &Parameter, setting: &Setting, said: &Said) -> Ve
         "stream" if streams => vec![stream],
         "stream" => vec![whole],
         _ if row.name.starts_with("stream_options") => vec![stream],
-        // Whole and streamed requests are relayed alike.
+        // Whole and streamed requests are passed through alike.
         _ if setting.refused.is_some() => vec![whole],
         _ => vec![whole, stream],
     }
@@ -208,7 +213,7 @@ async fn asked(house: &House, ask: &Ask) -> (Answer, bool) {
     (through, house.rounds() > rounds + 1)
 }
 
-/// Faults in how a relayed request is reported: the header must name a parameter if one is the
+/// Faults in how a passthrough request is reported: the header must name a parameter if one is the
 /// reason, and `explain` must give the same reason, refuse that parameter and not say that all of
 /// them are carried.
 pub async fn blamed(
@@ -223,7 +228,7 @@ pub async fn blamed(
     let (reason, named) = (head("x-foretell-reason"), head("x-foretell-parameter"));
     // The reason is the server and not a parameter: no verification method for this route, or its
     // engine is not known yet.
-    if named.is_empty() && ["no_verify_method", "balanced"].contains(&reason.as_str()) {
+    if named.is_empty() && ["no_verify_method", "several_engines"].contains(&reason.as_str()) {
         return String::new();
     }
     let path = format!("/api/explain?route={}", ask.route.name());
@@ -238,7 +243,7 @@ pub async fn blamed(
     let known = parameters::find(ask.route, &named).is_some();
     let listed =
         refused.iter().any(|line| line["name"] == named.as_str() && line["refused"] == reason.as_str());
-    let agrees = explained["path"] == "relayed" && explained["reason"] == reason.as_str();
+    let agrees = explained["path"] == "passthrough" && explained["reason"] == reason.as_str();
     if agrees && of_the_row && known && listed {
         return String::new();
     }
@@ -288,10 +293,10 @@ impl Tally {
         let (path, reason) = (head("x-foretell-path"), head("x-foretell-reason"));
         let of = |answer: &Answer| (answer.plain.clone(), answer.ids.clone(), answer.logprobs.clone());
         let mut same = of(&through) == of(&direct);
-        if path == Some("relayed") || direct.plain.status != 200 {
+        if path == Some("passthrough") || direct.plain.status != 200 {
             same &= lasting(&through) == lasting(&direct);
         }
-        if path == Some("relayed") {
+        if path == Some("passthrough") {
             let admin = house.proxy.gateway.admin.unwrap();
             self.wrong += &blamed(house.row.name, admin, row, setting, ask, &through).await;
         }
@@ -300,7 +305,7 @@ impl Tally {
         let renders = tells && matches!(row.treatment, Treatment::Rendered(_));
         let rightly = match setting.refused {
             Some(_) if renders => matches!(path, Some("plain" | "speculated")),
-            Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
+            Some(refused) => (path, reason, verified) == (Some("passthrough"), Some(refused.name()), false),
             None => path.is_some(),
         };
         if setting.refused.is_none() {

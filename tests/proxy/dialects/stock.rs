@@ -70,7 +70,7 @@ async fn proxy(fake: &Fake<Vllm>, folder: &TempDir) -> Running {
     );
     let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
     let known = async {
-        while !replica(&proxy).await["epoch"].is_string() {
+        while !replica(&proxy).await["engine_start"].is_string() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -96,7 +96,8 @@ async fn problem(proxy: &Running) -> Value {
 async fn passed(proxy: &Running, ask: &Ask) -> Option<(String, String)> {
     let got = ask.send(proxy.gateway.addresses[0], "").await;
     let head = |name: &str| got.message.head.get(name).unwrap_or_default().to_owned();
-    (head("x-foretell-path") == "relayed").then(|| (head("x-foretell-reason"), head("x-foretell-parameter")))
+    (head("x-foretell-path") == "passthrough")
+        .then(|| (head("x-foretell-reason"), head("x-foretell-parameter")))
 }
 
 /// Everything is left to the server but what makes it greedy: the text is the server's own, and it

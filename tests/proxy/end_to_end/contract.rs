@@ -43,15 +43,15 @@ async fn a_whole_answer_reports_its_final_path_policy_and_reason() {
             ("", "speculated", None),
             ("x-foretell: gamma=2\r\n", "speculated", None),
             ("x-foretell: plain\r\n", "plain", Some("client")),
-            ("x-foretell: off\r\n", "relayed", Some("client")),
-            ("x-foretell: faster\r\n", "relayed", Some("client")),
+            ("x-foretell: off\r\n", "passthrough", Some("client")),
+            ("x-foretell: faster\r\n", "passthrough", Some("client")),
         ] {
             let answer = ask.send(house.front(), wish).await;
             assert_eq!(answer.plain, plain.plain, "{wish}");
             assert_eq!(header(&answer, "x-foretell-path"), Some(path), "{wish}");
             assert_eq!(header(&answer, "x-foretell-reason"), reason, "{wish}");
-            if path == "relayed" {
-                assert_eq!(answer.foretell(), &Value::Null, "a relayed answer is the backend's own");
+            if path == "passthrough" {
+                assert_eq!(answer.foretell(), &Value::Null, "a passthrough answer is the backend's own");
                 continue;
             }
             assert_eq!(header(&answer, "x-foretell-policy"), Some(policy.as_str()), "{wish}");
@@ -141,7 +141,7 @@ async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_is_not_eligible_is_relayed_with_its_reason() {
+async fn a_request_that_is_not_eligible_is_passed_through_with_its_reason() {
     let house = House::build(Setup::default()).await;
     let with = |fields: Value| {
         let mut ask = ask(Route::Completions, false);
@@ -158,25 +158,27 @@ async fn a_request_that_is_not_eligible_is_relayed_with_its_reason() {
         let answer = house.through(&ask, "x").await;
         assert_eq!(answer.plain, house.direct(&ask).await.plain);
         let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(headers, (Some("relayed"), Some(reason)));
+        assert_eq!(headers, (Some("passthrough"), Some(reason)));
         assert!(
-            house.metric(&format!("foretell_requests_total{{path=\"relayed\",reason=\"{reason}\"}}")).await
+            house
+                .metric(&format!("foretell_requests_total{{path=\"passthrough\",reason=\"{reason}\"}}"))
+                .await
                 > 0.5
         );
     }
     let models = get(house.front(), "/v1/models").await;
-    assert_eq!(models.head.get("x-foretell-path"), Some("relayed"));
+    assert_eq!(models.head.get("x-foretell-path"), Some("passthrough"));
     assert_eq!(models.json(), get(house.target.address, "/v1/models").await.json());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beyond_the_limit_of_sessions_requests_are_relayed() {
+async fn beyond_the_limit_of_sessions_requests_are_passed_through() {
     let house = House::build(Setup { more: "limits: { sessions: 0 }\n".into(), ..Setup::default() }).await;
     for ask in Ask::all(&ask(Route::Chat, false).fields) {
         let answer = house.through(&ask, "one too many").await;
         assert_eq!(answer.plain, house.direct(&ask).await.plain);
         let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(headers, (Some("relayed"), Some("sessions")));
+        assert_eq!(headers, (Some("passthrough"), Some("sessions")));
     }
 }
 
@@ -206,19 +208,19 @@ async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mode_observe_keeps_requests_plain_and_off_relays_them() {
+async fn mode_observe_keeps_requests_plain_and_off_passes_them_through() {
     let house = House::build(Setup { more: "mode: observe\n".into(), ..Setup::default() }).await;
     for ask in Ask::all(&ask(Route::Chat, false).fields) {
         let plain = house.direct(&ask).await;
         for (mode, path, reason) in [
             ("observe", "plain", json!("observe")),
-            ("off", "relayed", Value::Null),
+            ("off", "passthrough", Value::Null),
             ("auto", "speculated", Value::Null),
         ] {
             set_mode(&house, mode).await;
             let answer = house.through(&ask, mode).await;
             assert_eq!(answer.plain, plain.plain, "{mode}");
-            if path == "relayed" {
+            if path == "passthrough" {
                 assert_eq!(header(&answer, "x-foretell-path"), Some(path));
                 assert_eq!(header(&answer, "x-foretell-reason"), Some("off"));
             } else {
@@ -308,9 +310,9 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
     assert!(!sessions.to_string().contains("fox"), "no text of a prompt");
 
     let replica = &get(house.admin(), "/api/replicas").await.json()["replicas"][0];
-    assert_eq!((&replica["name"], &replica["dialect"]), (&json!("toy/0"), &json!("onnx")));
+    assert_eq!((&replica["name"], &replica["engine"]), (&json!("toy/0"), &json!("onnx")));
     assert_eq!((&replica["up"], &replica["verify"]), (&json!(true), &json!(["tree", "fan_out"])));
-    assert!(replica["epoch"].as_str().unwrap().starts_with("toy/toy/"));
+    assert!(replica["engine_start"].as_str().unwrap().starts_with("toy/toy/"));
 
     let policies = get(house.admin(), "/api/policies").await.json();
     let entry = &policies["policies"][0];

@@ -1,5 +1,5 @@
 //! The coverage report: every output token is counted once, whatever API and path it came by, and
-//! no byte of a relayed answer changes for it.
+//! no byte of a passthrough answer changes for it.
 
 use std::collections::BTreeMap;
 
@@ -29,9 +29,9 @@ const MESSAGE_EVENTS: [&str; 2] = [
     "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":19}}\n\n",
 ];
 
-/// A request that is relayed: path, the whole answer or its pieces, stream, route and reason, and
-/// the tokens that are counted.
-struct Relayed {
+/// A request that is passed through: path, the whole answer or its pieces, stream, route and
+/// reason, and the tokens that are counted.
+struct Passthrough {
     path: &'static str,
     answer: &'static [&'static str],
     stream: bool,
@@ -39,8 +39,8 @@ struct Relayed {
     tokens: u64,
 }
 
-fn relayed() -> Vec<Relayed> {
-    let one = |path, answer: &'static [&'static str], row, tokens| Relayed {
+fn passthrough() -> Vec<Passthrough> {
+    let one = |path, answer: &'static [&'static str], row, tokens| Passthrough {
         path,
         answer,
         stream: answer.len() > 1,
@@ -60,7 +60,7 @@ fn relayed() -> Vec<Relayed> {
     ]
 }
 
-impl Relayed {
+impl Passthrough {
     fn body(&self) -> String {
         let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
         let messages = json!([{"role": "user", "content": "Hello"}]);
@@ -78,7 +78,7 @@ impl Relayed {
     async fn ask(&self, house: &House) {
         let answer =
             Wire::connect(house.front()).await.ask(post(self.path, "", self.body().as_bytes())).await;
-        assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"), "{}", self.path);
+        assert_eq!(answer.head.get("x-foretell-path"), Some("passthrough"), "{}", self.path);
         assert_eq!(answer.text(), self.answer.concat(), "{}: not a byte differs", self.path);
     }
 }
@@ -88,7 +88,7 @@ async fn texts() -> Server {
     Server::answering(|request: Message| {
         let (_, path) = request.head.target();
         let stream = serde_json::from_slice::<Value>(&request.body).is_ok_and(|body| body["stream"] == true);
-        let found = relayed().into_iter().find(|one| one.path == path && one.stream == stream);
+        let found = passthrough().into_iter().find(|one| one.path == path && one.stream == stream);
         found.map_or_else(
             || b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_vec(),
             |one| one.bytes(),
@@ -110,7 +110,7 @@ async fn report(house: &House, requests: u64) -> Value {
     tokio::time::timeout(PATIENCE, complete).await.expect("every request is counted")
 }
 
-/// Sends requests that may be speculated on; returns the output tokens that their usage reports for
+/// Sends eligible requests; returns the output tokens that their usage reports for
 /// those that were, and for those that were decoded plainly, such as those whose client wants that.
 async fn eligible(house: &House) -> [u64; 2] {
     let [mut speculated, mut plain] = [0, 0];
@@ -151,7 +151,7 @@ async fn every_token_is_counted_once_by_every_path_and_api() {
         (&json!("No request for text has ended yet"), &json!([]))
     );
     let [speculated, plain] = eligible(&house).await;
-    for one in relayed() {
+    for one in passthrough() {
         one.ask(&house).await;
     }
     let report = report(&house, 14).await;
@@ -169,10 +169,10 @@ async fn every_token_is_counted_once_by_every_path_and_api() {
     share("may_speculate", speculated + plain - by_wish);
     share("speculated", speculated);
     let by_path = |path: &str| tokens(rows.iter().filter(|row| row["path"] == path));
-    assert_eq!(["speculated", "plain", "relayed"].map(by_path), [speculated, plain, 70], "{report:#}");
+    assert_eq!(["speculated", "plain", "passthrough"].map(by_path), [speculated, plain, 70], "{report:#}");
     for [route, reason] in [["chat", "no_verify_method"], ["responses", "route"], ["messages", "route"]] {
-        let sent = relayed().into_iter().filter(|one| one.row == [route, reason]);
-        let found = of(rows, [route, reason, "relayed"]);
+        let sent = passthrough().into_iter().filter(|one| one.row == [route, reason]);
+        let found = of(rows, [route, reason, "passthrough"]);
         assert_eq!(tokens(found.iter().copied()), sent.map(|one| one.tokens).sum::<u64>(), "{report:#}");
         assert_eq!((found.len(), &found[0]["backend"]), (1, &json!("texts")));
     }
@@ -206,7 +206,7 @@ async fn printed(house: &House, report: &Value) {
     let text = explained(house.admin().to_string(), false).await;
     let sentence = report["sentence"].as_str().unwrap();
     assert_eq!((text.0, text.1.lines().next()), (0, Some(sentence)), "{}", text.1);
-    for wanted in ["relayed", "route", "messages", "texts", "estimated"] {
+    for wanted in ["passthrough", "route", "messages", "texts", "estimated"] {
         assert!(text.1.contains(wanted), "{wanted} in {}", text.1);
     }
     let (code, json) = explained(house.admin().to_string(), true).await;

@@ -1,6 +1,6 @@
 //! Any fault of a drafter or a verify request, in any state of the session: 200 and the plain text.
 
-use crate::client::{FORCED, HELD_BACK};
+use crate::client::{CONTROL_GROUP, FORCED};
 use std::time::{Duration, Instant};
 
 use foretell_core::session::Decode;
@@ -67,7 +67,7 @@ async fn undisturbed(house: &House, ask: &Ask) -> (Answer, Vec<usize>) {
     (plain, done)
 }
 
-/// The text after each number of tokens, and true if half a character is held back there.
+/// The text after each number of tokens, and true if half a character is withheld there.
 fn growth(house: &House, ids: &[u32]) -> Vec<(String, bool)> {
     let whole = |ids: &[u32]| {
         let mut decoder = house.tokenizer.detokenizer(&[], true);
@@ -321,7 +321,7 @@ async fn many_faults_in_one_request_end_in_the_plain_text() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_call_that_breaks_off_is_continued_by_ids() {
-    let held = HELD_BACK.replace("name: held\n", "name: held\nmatch: { headers: { x-team: [held] } }\n");
+    let held = CONTROL_GROUP.replace("name: held\n", "name: held\nmatch: { headers: { x-team: [held] } }\n");
     let house = House::build(Setup { policies: &[&held, FORCED], ..Setup::default() }).await;
     let (mut cases, mut unreadable) = (Vec::new(), Vec::new());
     for route in [Route::Completions, Route::Chat] {

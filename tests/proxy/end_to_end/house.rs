@@ -39,7 +39,7 @@ pub type Hire<'a> = Box<dyn FnOnce(&Arc<Tokenizer>) -> Drafters + 'a>;
 pub struct Setup<'a> {
     pub methods: &'a str,
     pub policies: &'a [&'a str],
-    /// More lines of the process file.
+    /// More lines of the config file.
     pub more: String,
     pub step: Duration,
     pub drafters: Hire<'a>,

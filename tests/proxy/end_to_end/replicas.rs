@@ -65,19 +65,19 @@ async fn each_session_stays_with_its_replica_and_outlives_the_other() {
     }
     drop(dying);
     let retried = "foretell_replica_retries_total{replica=\"toy/0\",result=\"sent\"}";
-    let mut relayed = 0;
+    let mut passthrough = 0;
     for _ in 0..40 {
         let answer = ask().send(front, "").await;
         assert_eq!(answer.plain, plain);
-        relayed += u32::from(answer.foretell() == &Value::Null);
+        passthrough += u32::from(answer.foretell() == &Value::Null);
     }
-    assert!(relayed <= 2, "{relayed}: it is avoided after the first");
+    assert!(passthrough <= 2, "{passthrough}: it is avoided after the first");
     let retried = metric(admin, retried).await;
-    assert!(f64::from(relayed) <= retried, "{relayed} {retried}");
+    assert!(f64::from(passthrough) <= retried, "{passthrough} {retried}");
     // A kept connection that closes under a request does not yet show that the replica is down.
     let refused = "foretell_replica_errors_total{kind=\"backend_unreachable\",replica=\"toy/0\"}";
     let (refused, up) = (metric(admin, refused).await, metric(admin, UP).await);
-    assert!(up < 0.5 || refused == 0.0, "{relayed} relayed, {refused} refused");
+    assert!(up < 0.5 || refused == 0.0, "{passthrough} passed through, {refused} refused");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

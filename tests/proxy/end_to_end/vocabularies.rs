@@ -93,7 +93,7 @@ async fn every_text_is_the_targets_own_for_every_drafter_and_vocabulary() {
 
 /// Its numbers would name other texts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_target_whose_tokenizer_is_not_the_configured_one_is_relayed() {
+async fn a_target_whose_tokenizer_is_not_the_configured_one_is_passed_through() {
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/draft-other");
     let more = format!("    models: [{{ id: toy, tokenizer: {other} }}]\n");
     let house = House::build(Setup { more, ..Setup::default() }).await;
@@ -103,7 +103,7 @@ async fn a_target_whose_tokenizer_is_not_the_configured_one_is_relayed() {
         ["x-foretell-path", "x-foretell-reason"].map(|name| answer.head.get(name).unwrap_or("").to_owned())
     };
     let begun = Instant::now();
-    while told().await != ["relayed", "tokenizer"] {
+    while told().await != ["passthrough", "tokenizer"] {
         assert!(begun.elapsed() < PATIENCE, "{:?}", told().await);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -137,7 +137,7 @@ pub async fn start(settings: Settings) -> Gateway {
     Gateway::start(settings, None, None).await.unwrap()
 }
 
-/// A gateway before these replicas.
+/// A gateway in front of these replicas.
 pub async fn before(addresses: &[SocketAddr]) -> Gateway {
     start(settings(backends(addresses))).await
 }

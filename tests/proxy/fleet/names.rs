@@ -49,7 +49,7 @@ async fn a_key_file_that_changes_is_read_again() {
     std::fs::write(&file, "first").unwrap();
     let mut replica = Replica::saying("x").await;
     let process = format!(
-        "version: 1\nbackends:\n  - name: b\n    dialect: ollama\n    replicas: [\"http://{}/base/v1\"]\n    \
+        "version: 1\nbackends:\n  - name: b\n    engine: ollama\n    replicas: [\"http://{}/base/v1\"]\n    \
          connect: {{ host: client, auth: {{ token_file: \"{}\" }} }}\n",
         replica.address,
         file.display()
@@ -102,7 +102,7 @@ async fn a_name_decides_where_a_request_goes_and_passes_as_it_was_written() {
 async fn each_rank_is_a_replica_and_its_requests_say_so() {
     let mut replica = Replica::saying("x").await;
     let process = format!(
-        "version: 1\nbackends:\n  - {{ name: b, dialect: ollama, ranks: 3, replicas: [\"http://{}\"] }}\n",
+        "version: 1\nbackends:\n  - {{ name: b, engine: ollama, ranks: 3, replicas: [\"http://{}\"] }}\n",
         replica.address
     );
     let running = local::proxy(&process, &[]).await.unwrap();

@@ -153,13 +153,13 @@ async fn a_listener_with_tls_speaks_both_versions_of_http() {
 }
 
 #[tokio::test]
-async fn the_process_file_names_the_certificates_of_both_ends() {
+async fn the_config_file_names_the_certificates_of_both_ends() {
     let papers = Papers::new();
     let replica = Replica::saying("behind").await;
     let show = |name: &str| papers.path(name).display().to_string();
     let front = format!(
         "version: 1\nlisten: [{{ address: \"127.0.0.1:1\", tls: {{ cert: \"{}\", key: \"{}\", client_ca: \"{}\" }} }}]\n\
-         backends: [{{ name: b, dialect: ollama, replicas: [\"http://{}\"] }}]\n",
+         backends: [{{ name: b, engine: ollama, replicas: [\"http://{}\"] }}]\n",
         show("localhost.pem"),
         show("localhost.key"),
         show("ca.pem"),
@@ -168,7 +168,7 @@ async fn the_process_file_names_the_certificates_of_both_ends() {
     let front = local::proxy(&front, &[]).await.unwrap();
     let before = |cert: &str| {
         format!(
-            "version: 1\nbackends:\n  - name: b\n    dialect: ollama\n    replicas: {{ dns: \"localhost:{}\", scheme: https }}\n    \
+            "version: 1\nbackends:\n  - name: b\n    engine: ollama\n    replicas: {{ dns: \"localhost:{}\", scheme: https }}\n    \
              connect: {{ tls: {{ ca: \"{}\", cert: \"{cert}\", key: \"{}\" }} }}\n",
             front.gateway.addresses[0].port(),
             show("ca.pem"),

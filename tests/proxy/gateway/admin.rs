@@ -43,7 +43,7 @@ impl ReplaceHost for Vec<u8> {
     }
 }
 
-/// Requests to other text APIs are shown as relayed completions are: with model and reason.
+/// Requests to other text APIs are shown as passthrough completions are: with model and reason.
 #[tokio::test]
 async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_model() {
     let server = backend().await;
@@ -53,7 +53,7 @@ async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_mod
         let body = br#"{"model":"m","input":"a very secret prompt","stream":false}"#;
         assert_eq!(client.ask(post(path, "", body)).await.head.status(), 200);
         let line = format!(
-            "foretell_requests_total{{code_class=\"2xx\",model=\"m\",path=\"relayed\",policy=\"\",reason=\"route\",route=\"{route}\"}} 1"
+            "foretell_requests_total{{code_class=\"2xx\",model=\"m\",path=\"passthrough\",policy=\"\",reason=\"route\",route=\"{route}\"}} 1"
         );
         let metrics = get(&gateway, "/metrics").await.text();
         assert!(metrics.contains(&line), "{line}\n{metrics}");
@@ -62,13 +62,13 @@ async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_mod
         let newest = &sessions.json()["sessions"][0];
         assert_eq!(
             (&newest["route"], &newest["path"], &newest["reason"], &newest["model"]),
-            (&json!(route), &json!("relayed"), &json!("route"), &json!("m"))
+            (&json!(route), &json!("passthrough"), &json!("route"), &json!("m"))
         );
     }
     client.ask(post("/v1/embeddings", "", br#"{"model":"m","input":"x"}"#)).await;
     let metrics = get(&gateway, "/metrics").await.text();
     assert!(
-        metrics.contains("model=\"\",path=\"relayed\",policy=\"\",reason=\"route\",route=\"other\"} 1"),
+        metrics.contains("model=\"\",path=\"passthrough\",policy=\"\",reason=\"route\",route=\"other\"} 1"),
         "{metrics}"
     );
     let sums = get(&gateway, "/api/status").await.json()["since_start"].clone();
@@ -80,7 +80,7 @@ async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_mod
 }
 
 #[tokio::test]
-async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_text() {
+async fn a_passthrough_completion_shows_in_metrics_sessions_and_page_without_its_text() {
     let server = backend().await;
     let (gateway, address) = house::before(server.address).await;
     let mut client = Wire::connect(address).await;
@@ -89,8 +89,8 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
     assert_eq!(answer.head.get("x-foretell-reason"), Some("no_verify_method"));
     let metrics = get(&gateway, "/metrics").await.text();
     for line in [
-        "foretell_requests_total{code_class=\"2xx\",model=\"\",path=\"relayed\",policy=\"\",reason=\"no_verify_method\",route=\"completions\"} 1",
-        "gen_ai_server_request_duration_seconds_count{path=\"relayed\"} 1",
+        "foretell_requests_total{code_class=\"2xx\",model=\"\",path=\"passthrough\",policy=\"\",reason=\"no_verify_method\",route=\"completions\"} 1",
+        "gen_ai_server_request_duration_seconds_count{path=\"passthrough\"} 1",
         "foretell_config_synchronized 1",
     ] {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
@@ -100,16 +100,16 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
     let session = &sessions.json()["sessions"][0];
     assert_eq!(
         (&session["id"], &session["path"], &session["reason"]),
-        (&json!("r1"), &json!("relayed"), &json!("no_verify_method"))
+        (&json!("r1"), &json!("passthrough"), &json!("no_verify_method"))
     );
     assert_eq!(session["rounds"], json!([]));
     let status = get(&gateway, "/api/status").await;
     let sums = &status.json()["since_start"];
     assert_eq!(
         sums["reasons"],
-        json!([{ "kind": "relayed", "reason": "no_verify_method", "words": "the backend cannot verify drafts", "requests": 1 }])
+        json!([{ "kind": "passthrough", "reason": "no_verify_method", "words": "the backend cannot verify drafts", "requests": 1 }])
     );
-    assert_eq!((&sums["completions"], &sums["paths"]["relayed"]), (&json!(1), &json!(1)));
+    assert_eq!((&sums["completions"], &sums["paths"]["passthrough"]), (&json!(1), &json!(1)));
     let one = get(&gateway, &format!("/api/sessions/{}", session["number"])).await;
     assert_eq!(&one.json(), session);
     for shown in [metrics, sessions.text(), status.text(), one.text()] {
@@ -118,7 +118,7 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
     let replicas = get(&gateway, "/api/replicas").await.json();
     let replica = &replicas["replicas"][0];
     assert_eq!(
-        (&replica["name"], &replica["up"], &replica["dialect"]),
+        (&replica["name"], &replica["up"], &replica["engine"]),
         (&json!("b/0"), &json!(true), &json!("auto"))
     );
 }
@@ -145,7 +145,7 @@ async fn the_mode_is_switched_at_run_time_and_nonsense_is_refused() {
     }
 }
 
-/// A whole proxy before `server`, with a folder of policies.
+/// A whole proxy in front of `server`, with a folder of policies.
 async fn configured(server: &Server, policies: &File) -> Running {
     let text = format!(
         "version: 1\nlisten: [{{ address: '127.0.0.1:0' }}]\nadmin: {{ address: '127.0.0.1:0' }}\n\
@@ -246,7 +246,7 @@ async fn a_request_is_explained_as_it_would_be_decided_now() {
     let explained = explained.json();
     assert_eq!(
         (&explained["path"], &explained["reason"]),
-        (&json!("relayed"), &json!("no_verify_method")),
+        (&json!("passthrough"), &json!("no_verify_method")),
         "{explained}"
     );
     assert_eq!((&explained["asked"], &explained["backend"]), (&json!("proxy"), &json!("b")));
@@ -265,7 +265,7 @@ async fn a_request_is_explained_as_it_would_be_decided_now() {
     assert_eq!((&ours["route"], &ours["tenant"]), (&json!("chat"), &json!("t u")));
     assert_eq!(ours["policies"][0]["matches"], true);
     let off = ask("", "x-foretell: off\r\n", body).await.json();
-    assert_eq!((&off["path"], &off["reason"]), (&json!("relayed"), &json!("client")));
+    assert_eq!((&off["path"], &off["reason"]), (&json!("passthrough"), &json!("client")));
     let nothing = ask("", "", "no json").await.json();
     assert_eq!(
         (&nothing["reason"], &nothing["model"]),

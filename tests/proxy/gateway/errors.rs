@@ -35,7 +35,7 @@ async fn a_backend_that_is_not_there_is_a_502() {
     let answer = Wire::connect(address).await.ask(post("/v1/completions", "", b"{}")).await;
     is_openai_error(&answer, 502, "backend_unreachable");
     assert!(answer.text().contains(&format!("http://{gone}")), "{}", answer.text());
-    assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("passthrough"));
     let metrics = gateway.shared.observer.metrics().text();
     assert!(
         metrics.contains("foretell_replica_errors_total{kind=\"backend_unreachable\",replica=\"b/0\"} 1")
@@ -79,9 +79,9 @@ async fn no_first_byte_within_the_configured_time_is_a_504() {
 }
 
 #[tokio::test]
-async fn a_body_above_the_relay_limit_is_a_413_with_and_without_a_declared_length() {
+async fn a_body_above_the_passthrough_limit_is_a_413_with_and_without_a_declared_length() {
     let server = echo().await;
-    let small = |settings: &mut Settings| settings.limits.relay_body = Some(10);
+    let small = |settings: &mut Settings| settings.limits.passthrough_body = Some(10);
     let answer = through(&server, small, post("/v1/embeddings", "", b"12345678901")).await;
     is_openai_error(&answer, 413, "body_too_large");
     let chunked =

@@ -1,10 +1,11 @@
-//! Five hundred bodies are relayed byte for byte, both ways, with any content and any framing.
+//! Five hundred bodies are passed through byte for byte, both ways, with any content and any
+//! framing.
 
 use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
 use foretell::gateway::Settings;
 use foretell::serving::exchange::{Exchange, Serve, Served};
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use futures_util::future::BoxFuture;
 
 use super::house;
@@ -74,7 +75,7 @@ struct Never;
 
 impl Serve for Never {
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
-        Box::pin(async { Err(exchange.decline(RelayReason::Fault)) })
+        Box::pin(async { Err(exchange.decline(PassthroughReason::Fault)) })
     }
 }
 
@@ -94,7 +95,7 @@ async fn judging(backend: std::net::SocketAddr) -> Gateway {
 }
 
 #[tokio::test]
-async fn five_hundred_bodies_are_relayed_byte_equal_in_both_directions() {
+async fn five_hundred_bodies_are_passed_through_byte_equal_in_both_directions() {
     let (seen, mut requests) = tokio::sync::mpsc::unbounded_channel();
     let server = Server::start(move |mut wire| {
         let seen = seen.clone();
@@ -135,6 +136,6 @@ async fn five_hundred_bodies_are_relayed_byte_equal_in_both_directions() {
         assert_eq!(answer.head.get("x-kept"), Some("as is"));
         assert!(answer.body == sent_back, "case {n}: the answer's body changed");
         assert_eq!(answer.trailers, answer_trailers, "case {n}");
-        assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
+        assert_eq!(answer.head.get("x-foretell-path"), Some("passthrough"));
     }
 }

@@ -7,7 +7,7 @@ use foretell::fleet::{ModelName, ReplicaSettings};
 use foretell::gateway::Settings;
 use foretell::http::body::full;
 use foretell::serving::exchange::{Client, Exchange, Serve, Served};
-use foretell_core::words::{Mode, RelayReason};
+use foretell_core::words::{Mode, PassthroughReason};
 use foretell_engines::openai::Control;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -24,7 +24,7 @@ struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 impl Serve for Noting {
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         if self.1 {
-            return Box::pin(async { Err(exchange.decline(RelayReason::Fault)) });
+            return Box::pin(async { Err(exchange.decline(PassthroughReason::Fault)) });
         }
         self.0.send(exchange).unwrap();
         Box::pin(async { Ok(http::Response::new(full("driven"))) })
@@ -95,7 +95,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
 #[case::encoded("content-encoding: gzip\r\n", r#"{"model":"m"}"#, "encoded")]
 #[case::body("", r#"{"model":"m","prompt":"0123456789012345678901234567890123456789"}"#, "body")]
 #[tokio::test]
-async fn a_request_that_may_not_be_speculated_on_is_relayed_with_its_reason(
+async fn a_request_that_is_not_eligible_is_passed_through_with_its_reason(
     #[case] fields: &str,
     #[case] body: &str,
     #[case] reason: &str,
@@ -104,15 +104,15 @@ async fn a_request_that_may_not_be_speculated_on_is_relayed_with_its_reason(
     let (gateway, mut seen) = gateway(&server, false, |settings| settings.limits.speculate_body = 50).await;
     let answer = ask(&gateway, fields, body.as_bytes()).await;
     assert_eq!(answer.text(), body);
-    assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("passthrough"));
     assert_eq!(answer.head.get("x-foretell-reason"), Some(reason));
     assert!(seen.try_recv().is_err());
-    let counted = format!("path=\"relayed\",policy=\"\",reason=\"{reason}\",");
+    let counted = format!("path=\"passthrough\",policy=\"\",reason=\"{reason}\",");
     assert!(gateway.shared.observer.metrics().text().contains(&counted));
 }
 
 #[tokio::test]
-async fn beyond_the_limit_of_sessions_requests_are_relayed_until_a_session_ends() {
+async fn beyond_the_limit_of_sessions_requests_are_passed_through_until_a_session_ends() {
     let server = plain().await;
     let (gateway, mut seen) = gateway(&server, false, |settings| settings.limits.sessions = 1).await;
     assert_eq!(ask(&gateway, "", BODY).await.text(), "driven");
@@ -124,13 +124,13 @@ async fn beyond_the_limit_of_sessions_requests_are_relayed_until_a_session_ends(
 }
 
 #[tokio::test]
-async fn a_request_that_the_session_runner_gives_back_is_relayed_unchanged() {
+async fn a_request_that_the_session_runner_gives_back_is_passed_through_unchanged() {
     let server = plain().await;
     let (gateway, _seen) = gateway(&server, true, |_| {}).await;
     let answer = ask(&gateway, "", SPACED).await;
     assert_eq!(answer.text(), std::str::from_utf8(SPACED).unwrap());
     assert_eq!(answer.head.get("x-foretell-reason"), Some("fault"));
-    assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("passthrough"));
 }
 
 struct Broken;
@@ -159,7 +159,7 @@ async fn a_session_runner_that_panics_costs_one_answer_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn requests_go_to_the_backend_of_their_model_handed_over_or_relayed() {
+async fn requests_go_to_the_backend_of_their_model_handed_over_or_passed_through() {
     let here = Server::answering(|_| ok("", b"here")).await;
     let there = Server::answering(|_| ok("", b"there")).await;
     let named = |name: &str, server: &Server, model: &str| ReplicaSettings {

@@ -41,7 +41,7 @@ pub async fn engine(pace: Pace) -> Fake<Vllm> {
     Fake::start(Vllm::new(options)).await
 }
 
-/// The binary before `engine`, with more lines of the process file and of the backend in it.
+/// The binary in front of `engine`, with more lines of the config file and of the backend in it.
 pub async fn before(engine: &Fake<Vllm>, process: &str, backend: &str, policy: &str) -> Proxy {
     let probe = if backend.contains("probe:") { "" } else { "    probe: { when: never }\n" };
     let process = format!(
@@ -94,10 +94,10 @@ pub async fn compared(proxy: &Proxy) -> Value {
     policies["policies"][0]["compared"][0].clone()
 }
 
-/// Requests that were speculated on and that were held back, as `/api/policies` counts them.
+/// Requests that were speculated on and those of the control group, as `/api/policies` counts them.
 pub async fn requests(proxy: &Proxy) -> (u64, u64) {
     let requests = &compared(proxy).await["requests"];
-    (requests["speculating"].as_u64().unwrap(), requests["held_back"].as_u64().unwrap())
+    (requests["speculating"].as_u64().unwrap(), requests["control_group"].as_u64().unwrap())
 }
 
 /// Asserts that the admin API shows these bounds in order and equal to the metric. `labels` are

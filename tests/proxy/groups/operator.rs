@@ -36,7 +36,7 @@ async fn what_a_policy_switched_off_names_it_everywhere() {
     let answer = ask(1).send(proxy.front, "").await;
     let head = &answer.message.head;
     let told = [head.get("x-foretell-path"), head.get("x-foretell-reason")];
-    assert_eq!(told, [Some("relayed"), Some("policy")]);
+    assert_eq!(told, [Some("passthrough"), Some("policy")]);
     let named = head.get("x-foretell-policy").unwrap();
     assert!(named.starts_with("quiet@"), "{named}");
     assert_eq!(line(&proxy, "\"request\"").await["policy"], named);
@@ -62,7 +62,7 @@ async fn an_answer_that_breaks_off_is_a_warning_with_replica_model_and_policy() 
         engine.house.faults.always(When::path(VERIFIES), Fault::Status(500));
         let asked = Ask { stream: true, ..ask(1) };
         let front = proxy.front;
-        // A relayed answer ends with its connection, which the client here takes for a fault.
+        // A passthrough answer ends with its connection, which the client here takes for a fault.
         let _ = tokio::spawn(async move { asked.send(front, "").await }).await;
         let line = line(&proxy, "\"level\":\"WARN\",\"id\"").await;
         assert_eq!((&line["level"], &line["status"]), (&json!("WARN"), &json!(200)), "{mode} {line}");

@@ -1,4 +1,4 @@
-//! Held back requests, the comparison of the groups, and the projected speedup.
+//! Requests of the control group, the comparison of the groups, and the projected speedup.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const STEPS: Pace =
     Pace { step: Duration::from_millis(1), per_token: Duration::ZERO, cancel: Duration::ZERO };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_are_in_one_group_or_the_other_and_those_held_back_say_so() {
+async fn requests_are_in_one_group_or_the_other_and_those_of_the_control_group_say_so() {
     let engine = engine(STEPS).await;
     let lot = policy("lot", "holdback: { start: 0.3, floor: 0.1 }");
     let proxy = before(&engine, "", "", &lot).await;
@@ -29,14 +29,16 @@ async fn requests_are_in_one_group_or_the_other_and_those_held_back_say_so() {
         assert!(answers.len() < 2_000, "{}", compared(&proxy).await);
     }
     let counted = reasons(&answers);
-    let (speculating, held_back) = requests(&proxy).await;
-    assert_eq!(speculating + held_back, answers.len() as u64, "{counted:?}");
-    assert_eq!(Some(&held_back), counted.get("holdback"), "{counted:?}");
+    let (speculating, control_group) = requests(&proxy).await;
+    assert_eq!(speculating + control_group, answers.len() as u64, "{counted:?}");
+    assert_eq!(Some(&control_group), counted.get("control_group"), "{counted:?}");
     assert!(
-        (metric(proxy.admin, "foretell_requests_total{reason=\"holdback\"}").await - held_back as f64).abs()
+        (metric(proxy.admin, "foretell_requests_total{reason=\"control_group\"}").await
+            - control_group as f64)
+            .abs()
             < 0.5
     );
-    for answer in answers.iter().filter(|answer| answer.foretell()["reason"] == "holdback") {
+    for answer in answers.iter().filter(|answer| answer.foretell()["reason"] == "control_group") {
         assert_eq!(
             (answer.foretell()["path"].as_str(), answer.foretell()["rounds"].as_u64()),
             (Some("plain"), Some(0))
@@ -94,11 +96,7 @@ async fn shadow_and_observe_send_plain_requests_only_and_show_the_projected_spee
     {
         let proxy = before(&engine, process, "", &policy).await;
         plain(&engine, &proxy, reason, "guess").await;
-        assert_eq!(
-            requests(&proxy).await,
-            (0, 0),
-            "requests that may not be speculated on are in neither group"
-        );
+        assert_eq!(requests(&proxy).await, (0, 0), "requests that are not eligible are in neither group");
         assert!(compared(&proxy).await["time_per_token_ratio"].is_null());
         assert_eq!(series(&proxy, "foretell_control_group_ratio").await, Vec::<String>::new());
     }
@@ -133,13 +131,13 @@ async fn the_projected_speedup_has_verify_requests_as_basis_once_there_were_any(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn relayed_requests_are_not_compared() {
+async fn passthrough_requests_are_not_compared() {
     let engine = engine(Pace::default()).await;
     let own = policy("own", "holdback: { start: 0.5, floor: 0.5 }");
     for (process, policy) in [("mode: off\n", own), ("", policy("own", "mode: off"))] {
         let proxy = before(&engine, process, "", &policy).await;
         for answer in send(&engine, &proxy, 0..24).await {
-            assert_eq!(answer.message.head.get("x-foretell-path"), Some("relayed"));
+            assert_eq!(answer.message.head.get("x-foretell-path"), Some("passthrough"));
         }
         assert_eq!(proxy.get("/api/policies").await.json()["policies"][0]["compared"], serde_json::json!([]));
         for family in ["foretell_control_group_ratio", "foretell_projected_speedup"] {

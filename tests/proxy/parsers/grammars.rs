@@ -25,7 +25,7 @@ fn rendered(fake: &Fake<Vllm>) -> usize {
 }
 
 impl Scene {
-    /// A proxy before a vLLM whose requests are recorded.
+    /// A proxy in front of a vLLM whose requests are recorded.
     async fn recorded() -> Self {
         let scene = Self::of(Server::vllm(TEXT, Hermes::AsRead, LATEST).await).await;
         scene.server.fake().house.keep_requests();

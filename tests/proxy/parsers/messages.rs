@@ -157,11 +157,11 @@ async fn errors_are_in_the_shape_of_the_api() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_setting_messages_are_relayed() {
+async fn without_the_setting_messages_are_passed_through() {
     let scene = Scene::of(Server::own("Well. Well. Well. Well.").await).await;
     let (message, path) = whole(scene.proxy.gateway.addresses[0], &json!({})).await;
     assert_eq!(
         (message["content"][0]["text"].as_str(), path.as_str()),
-        (Some("Well. Well. Well. Well."), "relayed")
+        (Some("Well. Well. Well. Well."), "passthrough")
     );
 }

@@ -179,30 +179,30 @@ async fn errors_name_the_member() {
 #[case(json!({"tools": [{"type": "web_search"}]}), "tools tools[0].type")]
 #[case(json!({"input": [{"type": "computer_call"}]}), "parameter input[0].type")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_a_server_does_is_relayed_for_a_reason(#[case] more: Value, #[case] wanted: &str) {
+async fn what_only_a_server_does_is_passed_through_for_a_reason(#[case] more: Value, #[case] wanted: &str) {
     let server = Server::vllm("Well.", Hermes::AsRead, LATEST).await;
     let scene = Scene::rendered(server, ROUTES).await;
     let asked = body(&more);
     let answer = posted(scene.proxy.gateway.addresses[0], PATH, &asked).await;
     let told = |name: &str| answer.head.get(name).unwrap_or_default().to_owned();
     let why = format!("{} {}", told("x-foretell-reason"), told("x-foretell-parameter"));
-    assert_eq!((told("x-foretell-path").as_str(), why.as_str()), ("relayed", wanted));
+    assert_eq!((told("x-foretell-path").as_str(), why.as_str()), ("passthrough", wanted));
     let direct = posted(scene.server.address(), PATH, &asked).await;
     assert_eq!((answer.head.status(), answer.text()), (direct.head.status(), direct.text()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_setting_and_when_asked_for_what_is_stored_they_are_relayed() {
+async fn without_the_setting_and_when_asked_for_what_is_stored_they_are_passed_through() {
     let scene = Scene::of(Server::own("Well. Well. Well. Well.").await).await;
     let proxy = scene.proxy.gateway.addresses[0];
     let (response, path, why) = whole(proxy, &json!({})).await;
     let text = &response["output"][0]["content"][0]["text"];
     assert_eq!(
         (text.as_str(), path.as_str(), why.as_str()),
-        (Some("Well. Well. Well. Well."), "relayed", "route ")
+        (Some("Well. Well. Well. Well."), "passthrough", "route ")
     );
     let scene = Scene::rendered(Server::own("Well.").await, ROUTES).await;
     let proxy = scene.proxy.gateway.addresses[0];
     let answer = crate::client::get(proxy, &format!("{PATH}/resp_1")).await;
-    assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("passthrough"));
 }

@@ -38,12 +38,12 @@ async fn a_busy_scheduler_is_neither_an_outage_nor_a_reason_to_probe_again() {
     // Three checks of the identity pass, 5 s apart, while the scheduler answers nothing.
     until(LONG, || async { calls(&fake, "/model_info") >= asked + 3 }).await;
     let shown = replica(&proxy).await;
-    assert_eq!((&shown["state"], &shown["epoch"]), (&json!("ready"), &before["epoch"]));
+    assert_eq!((&shown["state"], &shown["engine_start"]), (&json!("ready"), &before["engine_start"]));
     drop(scheduler);
     let asked = calls(&fake, "/model_info");
     until(LONG, || async { calls(&fake, "/model_info") > asked }).await;
     let shown = replica(&proxy).await;
-    assert_eq!((&shown["epoch"], &shown["probe"]), (&before["epoch"], &before["probe"]));
+    assert_eq!((&shown["engine_start"], &shown["probe"]), (&before["engine_start"], &before["probe"]));
     assert_eq!(fake.house.tally().sequences, sequences, "nothing was probed");
 }
 
@@ -51,15 +51,15 @@ async fn a_busy_scheduler_is_neither_an_outage_nor_a_reason_to_probe_again() {
 async fn after_an_outage_the_same_process_is_known_again_and_another_is_not() {
     let fake = Fake::start(sglang(|_| {})).await;
     let proxy = proxy(fake.address, FORCED, NEVER).await;
-    until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
-    let epoch = replica(&proxy).await["epoch"].clone();
+    until(LONG, || async { replica(&proxy).await["engine_start"].is_string() }).await;
+    let engine_start = replica(&proxy).await["engine_start"].clone();
     let recognised = calls(&fake, "/server_info");
     fake.house.faults.always(When::path("/v1/models"), Fault::Status(503));
     until(LONG, || async { fake.house.faults.struck() > 2 }).await;
     fake.house.faults.clear();
     // It is recognised anew, since another process might answer.
     until(LONG, || async { calls(&fake, "/server_info") > recognised }).await;
-    assert_eq!(replica(&proxy).await["epoch"], epoch);
+    assert_eq!(replica(&proxy).await["engine_start"], engine_start);
     let again = calls(&fake, "/model_info");
     until(LONG, || async { calls(&fake, "/model_info") > again + 1 }).await;
     assert_eq!(calls(&fake, "/server_info"), recognised + 1, "once");
@@ -68,7 +68,7 @@ async fn after_an_outage_the_same_process_is_known_again_and_another_is_not() {
     fake.revive();
     until(LONG, || async {
         let shown = replica(&proxy).await;
-        shown["epoch"].is_string() && shown["epoch"] != epoch
+        shown["engine_start"].is_string() && shown["engine_start"] != engine_start
     })
     .await;
 }
@@ -122,7 +122,7 @@ async fn a_check_that_could_not_end_never_says_several_engines(
     let known = async {
         loop {
             let shown = replica(&proxy).await;
-            if shown["epoch"].is_string() {
+            if shown["engine_start"].is_string() {
                 return;
             }
             seen.push(shown["probe"]["conclusion"].to_string());

@@ -25,11 +25,11 @@ fn numbers(list: &Value, name: &str) -> Vec<f64> {
 async fn a_new_vllm_is_measured_within_forty_safe_calls() {
     let fake = vllm("0.33.0", |options| options.setup.pace = INEXPENSIVE).await;
     let (code, report) = probe(&arguments(&fake.url())).await;
-    assert_eq!((code, &report["dialect"], &report["version"]), (0, &json!("vllm"), &json!("0.33.0")));
+    assert_eq!((code, &report["engine"], &report["version"]), (0, &json!("vllm"), &json!("0.33.0")));
     assert_eq!(report["methods"], json!(["score", "fan_out"]), "{report:#}");
     assert_eq!((&report["cache"]["rows"], &report["cache"]["reported"]), (&json!("tail"), &json!(true)));
     assert_eq!((&report["cache"]["works"], &report["noise"]), (&json!(true), &json!("place")));
-    assert_eq!((&report["balanced"], &report["connections"]), (&json!(false), &json!(4)));
+    assert_eq!((&report["several_engines"], &report["connections"]), (&json!(false), &json!(4)));
     let calls: usize = fake.house.tally().calls.values().sum();
     assert!(
         calls <= 40 && report["calls"].as_u64().unwrap() as usize == calls,
@@ -179,7 +179,7 @@ async fn a_billed_server_is_asked_for_its_models_and_nothing_else() {
     let mut arguments = arguments(&fake.url());
     arguments.billed = true;
     let (code, report) = probe(&arguments).await;
-    assert_eq!((code, &report["relayed"]), (0, &json!("billed")));
+    assert_eq!((code, &report["passthrough"]), (0, &json!("billed")));
     let calls = fake.house.tally().calls;
     assert_eq!(calls.into_iter().collect::<Vec<_>>(), [("/v1/models".to_owned(), 1)]);
 }

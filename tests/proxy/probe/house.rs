@@ -35,7 +35,7 @@ pub fn arguments(url: &str) -> ProbeArgs {
     ProbeArgs {
         url: url.to_owned(),
         json: true,
-        dialect: "auto".to_owned(),
+        engine: "auto".to_owned(),
         tokenizer: Some(toy::folder()),
         model: None,
         access: Access::default(),
@@ -52,7 +52,7 @@ pub async fn probe(arguments: &ProbeArgs) -> (u8, Value) {
     (code, serde_json::from_slice(&out).unwrap_or(Value::Null))
 }
 
-/// A proxy before `address`. `more`: lines of the backend in the process file.
+/// A proxy in front of `address`. `more`: lines of the backend in the config file.
 pub async fn proxy(address: SocketAddr, policy: &str, more: &str) -> Running {
     let process = format!(
         "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \

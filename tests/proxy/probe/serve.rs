@@ -23,11 +23,13 @@ async fn two_engines_behind_one_address_are_never_speculated_with() {
     two.restart();
     let front = Front::before(vec![one.address, two.address]).await;
     let proxy = proxy(front.address, FORCED, NEVER).await;
-    until(LONG, || async { replica(&proxy).await["probe"]["conclusion"].to_string().contains("balanced") })
-        .await;
+    until(LONG, || async {
+        replica(&proxy).await["probe"]["conclusion"].to_string().contains("several_engines")
+    })
+    .await;
     let before = one.house.tally().sequences + two.house.tally().sequences;
     for _ in 0..8 {
-        assert_eq!(reason(&proxy).await, "balanced");
+        assert_eq!(reason(&proxy).await, "several_engines");
     }
     assert_eq!(one.house.tally().sequences + two.house.tally().sequences - before, 8);
     let metrics = get(proxy.gateway.admin.unwrap(), "/metrics").await.text();
@@ -44,7 +46,7 @@ async fn one_engine_behind_a_front_is_speculated_with() {
     let one = vllm("0.33.0", |_| {}).await;
     let front = Front::before(vec![one.address]).await;
     let proxy = proxy(front.address, FORCED, NEVER).await;
-    until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
+    until(LONG, || async { replica(&proxy).await["engine_start"].is_string() }).await;
     let answer = complete(&proxy, 40).await;
     assert_eq!(answer.head.get("x-foretell-path"), Some("speculated"), "{}", answer.text());
 }
@@ -83,7 +85,7 @@ async fn a_server_on_which_no_method_pays_stays_plain_with_its_reason() {
 async fn a_probe_teaches_the_engine_and_can_be_asked_for_again() {
     let fake = vllm("0.33.0", |options| options.setup.pace = INEXPENSIVE).await;
     let proxy = proxy(fake.address, PLAIN, NEVER).await;
-    until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
+    until(LONG, || async { replica(&proxy).await["engine_start"].is_string() }).await;
     assert_eq!(replica(&proxy).await["probe"], json!(null));
     for _ in 0..2 {
         let before = fake.house.tally().sequences;
@@ -118,7 +120,7 @@ async fn a_probe_gives_way_to_clients() {
     let slow = Pace { step: Duration::from_millis(10), ..INEXPENSIVE };
     let fake = vllm("0.33.0", |options| options.setup.pace = slow).await;
     let proxy = Arc::new(proxy(fake.address, PLAIN, NEVER).await);
-    until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
+    until(LONG, || async { replica(&proxy).await["engine_start"].is_string() }).await;
     let before = fake.house.tally();
     let client = tokio::spawn({
         let proxy = Arc::clone(&proxy);

@@ -75,7 +75,7 @@ pub fn two() -> BoxFuture<'static, Engines> {
 }
 
 /// Two engines that answer behind one address.
-pub fn balanced() -> BoxFuture<'static, Engines> {
+pub fn several_engines() -> BoxFuture<'static, Engines> {
     async {
         let mut both = two().await;
         both.houses[1].renew();

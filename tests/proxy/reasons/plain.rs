@@ -22,7 +22,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
     let plain = Scene::default();
     let policy = |more: &str| Scene { policy: format!("{PLAIN}{more}"), ..Scene::default() };
     let scene = match reason {
-        PlainReason::Holdback => {
+        PlainReason::ControlGroup => {
             Scene { policy: PLAIN.replace("{ start: 0, floor: 0 }", "{ start: 1, floor: 1 }"), ..plain }
         }
         PlainReason::Observe => Scene { process: "mode: observe\n", ..plain },
@@ -149,11 +149,11 @@ async fn sicken(stage: &Stage) {
     let faults = &stage.engines.houses[0].faults;
     faults.always(When::path("/health"), Fault::Status(503));
     faults.always(When::path(COMPLETIONS), Fault::Status(500));
-    let relayed = Ask { fields: "x-foretell: off\r\n", ..completion(&json!({})) };
+    let passthrough = Ask { fields: "x-foretell: off\r\n", ..completion(&json!({})) };
     let mut failures = 0;
     while stage.proxy.replica().await["breaker"] != "open" {
         assert!(failures < 20, "{}", stage.proxy.replica().await);
-        relayed.told(&stage.proxy, false, &format!("failure-{failures}")).await.assert_agreed();
+        passthrough.told(&stage.proxy, false, &format!("failure-{failures}")).await.assert_agreed();
         failures += 1;
     }
     faults.clear();

@@ -26,7 +26,7 @@ pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lo
 /// The setup that causes a reason.
 pub struct Scene {
     pub engines: Start,
-    /// Lines of the process file.
+    /// Lines of the config file.
     pub process: &'static str,
     /// Lines of the backend in it.
     pub backend: &'static str,

@@ -3,10 +3,10 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
+use foretell_core::words::PassthroughReason;
 use foretell_core::words::PlainReason;
-use foretell_core::words::RelayReason;
 
-const RELAY: &str = "src/core/words/relay_reason.rs";
+const PASSTHROUGH: &str = "src/core/words/passthrough_reason.rs";
 const PLAIN: &str = "src/core/words/plain_reason.rs";
 
 fn read(path: &Path) -> String {
@@ -32,15 +32,16 @@ fn debugged<T: Debug>(all: &[T]) -> Vec<String> {
 
 #[test]
 fn the_lists_of_reasons_are_complete() {
-    assert_eq!(debugged(&RelayReason::ALL), variants(RELAY, "RelayReason"));
+    assert_eq!(debugged(&PassthroughReason::ALL), variants(PASSTHROUGH, "PassthroughReason"));
     assert_eq!(debugged(&PlainReason::ALL), variants(PLAIN, "PlainReason"));
 }
 
 #[test]
 fn reasons_have_unique_names_in_the_form_of_labels() {
-    for names in
-        [RelayReason::ALL.map(RelayReason::name).to_vec(), PlainReason::ALL.map(PlainReason::name).to_vec()]
-    {
+    for names in [
+        PassthroughReason::ALL.map(PassthroughReason::name).to_vec(),
+        PlainReason::ALL.map(PlainReason::name).to_vec(),
+    ] {
         let mut once = names.clone();
         once.sort_unstable();
         once.dedup();

@@ -76,11 +76,11 @@ impl Told {
     /// Asserts that answer and metrics agree with the log.
     pub fn assert_agreed(&self) {
         let (path, reason) = (self.line["path"].as_str().unwrap(), self.line["reason"].as_str());
-        let relayed = path == "relayed";
+        let passthrough = path == "passthrough";
         let risen = (format!("{path}/{}", reason.unwrap_or("none")), 1);
         assert_eq!(self.risen, Counters::from_iter([risen]), "{self:?}");
         let heads = (self.message.head.get("x-foretell-path"), self.message.head.get("x-foretell-reason"));
-        if relayed {
+        if passthrough {
             assert_eq!(heads, (Some(path), reason), "{self:?}");
             return assert_eq!(self.foretell(), Value::Null, "{self:?}");
         }

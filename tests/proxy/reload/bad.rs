@@ -77,7 +77,7 @@ async fn settings_that_need_a_restart_are_named_and_the_policies_are_still_taken
     let error = json!({ "file": file.display().to_string(), "line": line, "path": "limits.sessions", "message": message });
     assert_eq!(done.json()["refused"], json!([error]));
     assert!(metric(proxy.admin, "foretell_config_synchronized ").await < 0.5);
-    // An unreadable process file: everything stays as it is.
+    // An unreadable config file: everything stays as it is.
     std::fs::write(&file, "version: 1\nlimits: {\n").unwrap();
     write(&proxy.folder().join("policies"), "policy.yaml", &policy("third", ""));
     assert_eq!(proxy.post("/api/reload").await.head.status(), 422);
@@ -93,7 +93,7 @@ async fn learnt_state_survives() {
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, "", "", &policy("same", "gamma: { max: 8, fixed: 4 }")).await;
     send(&engine, &proxy, 0..4).await;
-    let known = |replica: &Value| replica["epoch"].clone();
+    let known = |replica: &Value| replica["engine_start"].clone();
     let before = known(&proxy.replica().await);
     proxy.adopt(&policy("same", "gamma: { max: 7, fixed: 3 }")).await;
     assert_eq!(known(&proxy.replica().await), before);

@@ -64,7 +64,7 @@ async fn a_thousand_reloads_under_load_fail_no_request_and_each_has_one_revision
 /// A session that speculates decodes plainly once the operator changes the mode, in the file or
 /// over the admin interface.
 #[rstest::rstest]
-#[case::by_the_process_file(true)]
+#[case::by_the_config_file(true)]
 #[case::by_the_admin_interface(false)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_mode_changes_for_live_sessions(#[case] file: bool) {

@@ -117,12 +117,12 @@ pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The lines of a process file for a store at `url`; `more`: further members.
+/// The lines of a config file for a store at `url`; `more`: further members.
 pub fn fleet(url: &str, more: &str) -> String {
     format!("fleet: {{ store: {url:?}, sync: 50ms{more} }}\n")
 }
 
-/// A sidecar before `engine` that uses the store.
+/// A sidecar in front of `engine` that uses the store.
 pub async fn sidecar(engine: &Fake<Vllm>, url: &str, more: &str, policy: &str) -> Proxy {
     before(engine, &fleet(url, more), "", policy).await
 }

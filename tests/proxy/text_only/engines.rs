@@ -19,7 +19,7 @@ async fn a_known_engine_is_passed_through_and_its_load_is_read(
     #[case] kind: Kind,
     #[case] name: &str,
     #[case] page: Option<&str>,
-    #[values("", "    dialect: ")] said: &str,
+    #[values("", "    engine: ")] said: &str,
 ) {
     let fake = Fake::start(Passthrough::new(kind, Setup::default())).await;
     let said = if said.is_empty() { String::new() } else { format!("{said}{name}\n") };
@@ -31,7 +31,7 @@ async fn a_known_engine_is_passed_through_and_its_load_is_read(
         assert_eq!(through.plain, direct.plain);
         assert_eq!(
             (through.field("x-foretell-path"), through.field("x-foretell-reason")),
-            ("relayed", "no_verify_method")
+            ("passthrough", "no_verify_method")
         );
     }
     let Some(page) = page else { return };

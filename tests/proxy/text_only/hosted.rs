@@ -1,5 +1,5 @@
-//! Hosted services and servers that are only relayed: they get the requests of clients and no
-//! others.
+//! Hosted services and servers that get passthrough requests only: they get the requests of clients
+//! and no others.
 
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ fn calls<E: Engine>(fake: &Fake<E>) -> Vec<(String, usize)> {
 #[tokio::test]
 async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
     let fake = hosted(Provider::OpenAi).await;
-    let proxy = before(fake.address, "    dialect: openai\n    billed: true\n").await;
+    let proxy = before(fake.address, "    engine: openai\n    billed: true\n").await;
     let body = edit(&json!({"temperature": 0}));
     let direct = ask(fake.address, CHAT, KEY, &body).await;
     for _ in 0..3 {
@@ -45,7 +45,7 @@ async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
         assert_eq!(through.plain, direct.plain);
         assert_eq!(
             (through.field("x-foretell-path"), through.field("x-foretell-reason")),
-            ("relayed", "billed")
+            ("passthrough", "billed")
         );
         assert_eq!(tried(&through), 0);
     }
@@ -56,7 +56,7 @@ async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
 #[tokio::test]
 async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else() {
     let fake = hosted(Provider::OpenAi).await;
-    let proxy = before(fake.address, "    dialect: openai\n").await;
+    let proxy = before(fake.address, "    engine: openai\n").await;
     let through = ask(front(&proxy), CHAT, KEY, &edit(&json!({}))).await;
     assert_eq!(
         (through.plain.status, through.field("x-foretell-reason"), tried(&through)),
@@ -68,7 +68,7 @@ async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else()
 #[tokio::test]
 async fn the_client_s_own_prediction_goes_through() {
     let fake = hosted(Provider::OpenAi).await;
-    let proxy = before(fake.address, "    dialect: openai\n    billed: true\n").await;
+    let proxy = before(fake.address, "    engine: openai\n    billed: true\n").await;
     let own = json!({"temperature": 0, "prediction": {"type": "content", "content": "print(1)"}});
     let direct = ask(fake.address, CHAT, KEY, &edit(&own)).await;
     let through = ask(front(&proxy), CHAT, KEY, &edit(&own)).await;
@@ -76,7 +76,7 @@ async fn the_client_s_own_prediction_goes_through() {
     assert!(tried(&through) > 0);
 }
 
-async fn relayed<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
+async fn passthrough<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
     let proxy = before(fake.address, more).await;
     let body = json!({"model": "toy", "prompt": "The cat sat on", "max_tokens": 8, "temperature": 0});
     let direct = ask(fake.address, "/v1/completions", "", &body).await;
@@ -84,7 +84,7 @@ async fn relayed<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
     assert_eq!((direct.plain.status, &through.plain), (200, &direct.plain), "{}", direct.message.text());
     assert_eq!(
         (through.field("x-foretell-path"), through.field("x-foretell-reason")),
-        ("relayed", "no_verify_method")
+        ("passthrough", "no_verify_method")
     );
     let strange = |path: &str| path != "/v1/completions" && !allowed.contains(&path);
     assert!(calls(fake).iter().all(|(path, _)| !strange(path)), "{:?}", calls(fake));
@@ -99,12 +99,12 @@ const QUESTIONS: [&str; 7] =
 #[case::ollama(Kind::Ollama, "ollama", &["/v1/models", "/api/version"])]
 #[case::mlx(Kind::Mlx, "mlx", &["/v1/models"])]
 #[tokio::test]
-async fn servers_without_a_verification_method_are_relayed_detected_or_configured(
+async fn servers_without_a_verification_method_are_passed_through_detected_or_configured(
     #[case] kind: Kind,
     #[case] name: &str,
     #[case] allowed: &[&str],
 ) {
-    relayed(&Fake::start(Passthrough::new(kind, Setup::default())).await, "", &QUESTIONS).await;
+    passthrough(&Fake::start(Passthrough::new(kind, Setup::default())).await, "", &QUESTIONS).await;
     let fake = Fake::start(Passthrough::new(kind, Setup::default())).await;
-    relayed(&fake, &format!("    dialect: {name}\n"), allowed).await;
+    passthrough(&fake, &format!("    engine: {name}\n"), allowed).await;
 }

@@ -8,7 +8,7 @@ pub struct Engine {
     pub name: &'static str,
     pub start: fn(Setup) -> Started,
     pub model: &'static str,
-    /// More lines of the backend in the process file.
+    /// More lines of the backend in the config file.
     pub backend: &'static str,
     /// Header lines of every client.
     pub fields: &'static str,
@@ -78,7 +78,7 @@ pub const ENGINES: [Engine; 11] = [
         start: |setup| {
             start(move || hosted::Hosted::new(hosted::Options { setup, ..hosted::Options::default() }))
         },
-        backend: "    dialect: openai\n",
+        backend: "    engine: openai\n",
         fields: "authorization: Bearer sk-good\r\n",
         speculates: false,
         ..USUAL

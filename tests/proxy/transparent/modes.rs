@@ -11,7 +11,7 @@ use crate::fakes::toy;
 
 pub struct Mode {
     pub name: &'static str,
-    /// Lines of the process file.
+    /// Lines of the config file.
     process: &'static str,
     /// Lines of the policy.
     policy: &'static str,
@@ -30,8 +30,7 @@ pub const MODES: [Mode; 7] = [
     Mode { name: "shadow", process: "", policy: "mode: shadow\n", fields: "", adds_nothing: true },
     Mode { name: "plain", process: "", policy: "mode: plain\n", fields: "", adds_nothing: true },
     Mode { name: "header", process: "", policy: NONE, fields: "x-foretell: plain\r\n", adds_nothing: true },
-    // In the control group: plain, but with the fields that are added to requests that may be
-    // speculated on.
+    // In the control group: plain, but with the fields that are added to eligible requests.
     Mode { name: "auto", process: "", policy: ALL, fields: "", adds_nothing: false },
     Mode { name: "forced", process: "", policy: NONE, fields: "", adds_nothing: false },
 ];

@@ -1,4 +1,4 @@
-//! Our own target, behind a fake that records requests and passes everything on.
+//! `foretell target`, behind a fake that records requests and passes everything on.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

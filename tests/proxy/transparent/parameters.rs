@@ -30,7 +30,7 @@ async fn every_refused_parameter_is_named_before(#[values("onnx")] name: &str) {
                     ask.fields["model"] = json!(engine.model);
                     let answer = ask.send(proxy.gateway.addresses[0], engine.fields).await;
                     let head = |field| answer.message.head.get(field).unwrap_or_default();
-                    if (head("x-foretell-path"), head("x-foretell-parameter")) == ("relayed", row.name) {
+                    if (head("x-foretell-path"), head("x-foretell-parameter")) == ("passthrough", row.name) {
                         named.insert((route.name(), row.name));
                     }
                     let admin = proxy.gateway.admin.unwrap();

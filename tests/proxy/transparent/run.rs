@@ -29,7 +29,7 @@ pub struct Told {
     pub different: Vec<(String, String)>,
 }
 
-/// One engine, and a proxy before it for every mode.
+/// One engine, and a proxy in front of it for every mode.
 struct Scene {
     engine: &'static Engine,
     server: Running,

@@ -60,8 +60,8 @@ impl<W: Walk> Session<W> {
         if let Some(reason) = self.closed.filter(|&reason| !forced || reason.applies_when_forced()) {
             return Some(reason);
         }
-        if self.rules.holdback && !forced {
-            return Some(PlainReason::Holdback);
+        if self.rules.control_group && !forced {
+            return Some(PlainReason::ControlGroup);
         }
         if self.rules.methods.is_empty() {
             return Some(PlainReason::NoVerifyMethod);

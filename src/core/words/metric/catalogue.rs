@@ -68,7 +68,7 @@ sections! {
         histogram REQUEST_DURATION = "gen_ai_server_request_duration_seconds" ["path"] in REQUEST
             "Time from accepting a request to the end of its answer.";
         counter OUTPUT_TOKENS = "foretell_output_tokens_total" ["path", "reason", "route"]
-            "Output tokens of requests for text, by any API. Those of relayed answers are as reported in their usage, else estimated: an event each, or a quarter of the bytes.";
+            "Output tokens of requests for text, by any API. Those of passthrough answers are as reported in their usage, else estimated: an event each, or a quarter of the bytes.";
         gauge CONNECTIONS = "foretell_connections" [] "Clients that are connected.";
         gauge CONNECTIONS_LIMIT = "foretell_connections_limit" [] "Clients that may be connected.";
         counter CONNECTIONS_EVICTED = "foretell_connections_evicted_total" []
@@ -78,10 +78,10 @@ sections! {
     }
     "Is it helping" {
         gauge CONTROL_GROUP_RATIO = "foretell_control_group_ratio" ["policy", "backend", "bound"]
-            "Time per token of requests that may be speculated on, divided by that of the held back control group. Below 1 speculation is faster.";
+            "Time per token of eligible requests, divided by that of the control group. Below 1 speculation is faster.";
         gauge PROJECTED_SPEEDUP = "foretell_projected_speedup" ["policy", "backend", "bound", "basis"]
             "Projected speedup of requests that were decoded plainly, from drafts made in the shadow: plain time divided by projected time.";
-        counter HOLDBACK = "foretell_holdback_requests_total" ["policy"] "Eligible requests that were held back as control group.";
+        counter CONTROL_GROUP_REQUESTS = "foretell_control_group_requests_total" ["policy"] "Eligible requests in the control group, which is decoded plainly.";
         counter SAVED = "foretell_saved_seconds_total" ["policy"]
             "Time that rounds saved against plain decoding at the measured pace, rounds that saved time only, in seconds of answers.";
         counter WASTED = "foretell_wasted_seconds_total" ["policy"]
@@ -106,7 +106,7 @@ sections! {
         counter DRAFTS_LOST = "foretell_drafts_lost_total" ["kind", "cause"]
             "Requests to model drafters without an answer, or with one that came too late: `timeout`, `patience`, `fault`, `no_slot`.";
         counter DRIFT_TV = "foretell_drift_tv_total" ["policy"]
-            "Total variation charged to outputs. Per output, its mean bounds how far their distribution is from the target's. Stays 0 by the exact rule.";
+            "Drift of outputs, in total variation. Per output, its mean bounds how far their distribution is from the target's. Stays 0 by the exact rule.";
         counter SUBSTITUTIONS = "foretell_drift_substitutions_total" ["policy"] "Tokens that the target had not chosen.";
         counter DRIFT_POSITIONS = "foretell_drift_positions_total" ["outcome"]
             "Positions with a draft token under a lossy rule: `relaxed`, or exact because probabilities are `unknown` or a limit of drift is reached (`limited`).";
@@ -117,7 +117,7 @@ sections! {
             "1 after a minute of traffic of which no output was eligible for speculation, until some is; the log and the status page name the cause and the remedy.";
         counter GATE_TRANSITIONS = "foretell_gate_transitions_total" ["gate", "to"] "Transitions of gates, checked every second.";
         counter PROBES = "foretell_probe_total" ["replica", "result"]
-            "Measurements of a replica's verify requests that ended: they `pay`, nothing `pays_not`, or several engines answer (`balanced`).";
+            "Measurements of a replica's verify requests that ended: they `pay`, nothing `pays_not`, or several engines answer (`several_engines`).";
         counter MISMATCHES = "foretell_shadow_mismatch_total" ["field"]
             "Requests whose token ids were found in doubt, so that they are decoded plainly to the end: in the `prompt`, or in the `output`; or whose output is parsed in another way by the backend (`parser`).";
         gauge TOKENIZER_MISMATCH = "foretell_tokenizer_mismatch" ["drafter"]

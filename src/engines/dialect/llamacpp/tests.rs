@@ -46,7 +46,7 @@ fn request(route: Route, fields: &Value) -> Request {
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     match judge(route, body.to_string().as_bytes()) {
         Judgement::Eligible(request) => *request,
-        Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
+        Judgement::Passthrough { reason, .. } => panic!("{}", reason.name()),
     }
 }
 
@@ -83,7 +83,7 @@ fn one_slot_or_a_stateful_sampler_has_no_method_and_a_fixed_seed_is_a_seed() {
     let refused = |engine: &Engine, request: &Request| {
         engine.refuses(request, &engine.sampling(request).0).map(|refused| refused.reason)
     };
-    assert_eq!(refused(&fixed, &open), Some(RelayReason::Seed));
+    assert_eq!(refused(&fixed, &open), Some(PassthroughReason::Seed));
     assert_eq!(refused(&fixed, &request(Route::Chat, &json!({"temperature": 0}))), None);
     assert_eq!(refused(&known(9, &json!({})), &open), None);
 }
@@ -92,7 +92,7 @@ fn one_slot_or_a_stateful_sampler_has_no_method_and_a_fixed_seed_is_a_seed() {
 fn parameters_that_the_server_ignores_are_refused() {
     let by = |name: &str| {
         let row = crate::openai::parameters::find(Route::Completions, name).unwrap();
-        Refused::by(RelayReason::Parameter, row.name)
+        Refused::by(PassthroughReason::Parameter, row.name)
     };
     for fields in [
         json!({"repetition_penalty": 1.1}),

@@ -47,7 +47,7 @@ pub(super) struct Learning {
     /// For each continued seeded run: true if it gave the rest of the whole one.
     continued: Vec<bool>,
     cache: Cache,
-    balanced: bool,
+    several_engines: bool,
     unchecked: Option<String>,
     /// Reason why it ended before its script.
     stopped: Option<String>,
@@ -192,9 +192,9 @@ impl Learning {
         let fresh: Vec<bool> = self.again.iter().filter(|again| again.fresh).map(shows).collect();
         let mixed = counts.contains(&0) && counts.iter().any(|&cached| cached > 0);
         self.cache = Cache { works, reported: !counts.is_empty(), cold, warm };
-        self.balanced = mixed || (!self.of_one && fresh.contains(&false));
+        self.several_engines = mixed || (!self.of_one && fresh.contains(&false));
         // Too few answers show nothing, least of all several engines.
-        let open = !self.of_one && !self.balanced && fresh.len() < FRESH;
+        let open = !self.of_one && !self.several_engines && fresh.len() < FRESH;
         self.unchecked = open.then(|| self.stopped.take().unwrap_or_else(|| TOO_FEW.to_owned()));
     }
 
@@ -218,7 +218,7 @@ impl Learning {
             engine,
             measured: self.measured,
             cache: self.cache,
-            balanced: self.balanced,
+            several_engines: self.several_engines,
             unchecked: self.unchecked,
             removed: self.removed,
             notes: self.notes,

@@ -40,7 +40,7 @@ fn body(draft: &[TokenId], sampling: &Sampling, method: VerifyMethod) -> (&'stat
 fn request(route: Route, body: &Value) -> Request {
     match judge(route, body.to_string().as_bytes()) {
         Judgement::Eligible(request) => *request,
-        Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
+        Judgement::Passthrough { reason, .. } => panic!("{}", reason.name()),
     }
 }
 
@@ -180,7 +180,7 @@ fn parameters_that_count_output_or_crash_the_server_are_refused() {
         let (sampling, _) = engine.sampling(&request);
         engine.refuses(&request, &sampling).map(|refused| (refused.reason, refused.parameter.unwrap()))
     };
-    let parameter = |name: &'static str| Some((RelayReason::Parameter, name));
+    let parameter = |name: &'static str| Some((PassthroughReason::Parameter, name));
     let position = Engine { noise: Noise::Position, ..engine() };
     for (name, value) in [
         ("repetition_penalty", json!(1.1)),
@@ -196,7 +196,7 @@ fn parameters_that_count_output_or_crash_the_server_are_refused() {
     let deaf = json!({"stop_token_ids": [4], "ignore_eos": true});
     assert_eq!(refused(&engine(), deaf), parameter("stop_token_ids"));
     let own = json!({"min_p": 0.1, "seed": 5, "repetition_penalty": 1});
-    let open = Some((RelayReason::DefaultsUnknown, "temperature"));
+    let open = Some((PassthroughReason::DefaultsUnknown, "temperature"));
     assert_eq!(
         refused(&engine(), own),
         open,

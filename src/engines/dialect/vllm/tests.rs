@@ -297,6 +297,6 @@ fn defaults_that_later_requests_would_lose_are_refused() {
 fn request(body: &Value) -> Request {
     match crate::openai::judge(Route::Completions, body.to_string().as_bytes()) {
         crate::openai::Judgement::Eligible(request) => *request,
-        crate::openai::Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
+        crate::openai::Judgement::Passthrough { reason, .. } => panic!("{}", reason.name()),
     }
 }

@@ -116,7 +116,7 @@ impl World {
             self.server(open),
             self.server(Fact::Known(false)),
             Fact::Known(ServerState::Down("gone")),
-            Fact::Known(ServerState::Relayed(RelayReason::Tokenizer, "no tokenizer")),
+            Fact::Known(ServerState::Passthrough(PassthroughReason::Tokenizer, "no tokenizer")),
         ];
         let sets = [Fact::Unknown(OPEN)].into_iter().chain(self.policies.iter().map(Fact::Known));
         let sets: Vec<_> = sets.collect();
@@ -176,8 +176,8 @@ fn explaining_ends_as_deciding_does_at_the_first_step_that_does_not_pass() {
         let stops = |finding: &&Finding| !matches!(finding.result, StepResult::Passed | StepResult::Plain(_));
         let first = told.findings.iter().find(stops).map(|finding| (finding.step, finding.result));
         match (&outcome, first) {
-            (Outcome::Relay(relay), Some((_, StepResult::Relay(reason)))) => {
-                assert_eq!(relay.reason, reason);
+            (Outcome::Passthrough(passthrough), Some((_, StepResult::Passthrough(reason)))) => {
+                assert_eq!(passthrough.reason, reason);
             }
             (Outcome::Undecided(step, _), Some((open, StepResult::Unknown))) => assert_eq!(*step, open),
             (Outcome::Serve(_), None)
@@ -289,7 +289,9 @@ fn a_match_on_a_server_default_is_undecided_until_the_server_is_known() {
     let matcher = Match { temperature: Bounds { min: None, max: Some(0.5) }, ..Match::default() };
     let cold = PolicySet::new(vec![Policy { matcher, ..policy(PolicyMode::Auto) }]);
     let facts = Facts { policies: Fact::Known(&cold), ..world.facts() };
-    assert!(matches!(decide(&facts), Outcome::Relay(relay) if relay.reason == RelayReason::NoPolicy));
+    assert!(
+        matches!(decide(&facts), Outcome::Passthrough(passthrough) if passthrough.reason == PassthroughReason::NoPolicy)
+    );
     let open = Facts { server: Fact::Unknown(OPEN), ..facts };
     let told = explain(&open);
     assert!(matches!(told.outcome, Outcome::Undecided(DecisionStep::Server, OPEN)));

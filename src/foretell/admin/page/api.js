@@ -27,7 +27,7 @@ async function ask(path, options) {
   try {
     answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(WITHIN_MS), ...options, headers });
   } catch (error) {
-    throw new Refused(0, error.name === "TimeoutError" ? "it did not answer in time" : "it cannot be reached");
+    throw new Refused(0, error.name === "TimeoutError" ? "the process did not answer in time" : "the process cannot be reached");
   }
   const body = await answer.json().catch(() => null);
   if (!answer.ok) {

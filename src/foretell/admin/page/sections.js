@@ -65,7 +65,7 @@ function summary(status) {
   const said = dead;
   let word = first;
   if (status.mode.process.mode === "off") said.push("Switched off: everything is passed through.");
-  if (status.mode.process.mode === "observe") said.push("It only observes: no request is speculated on.");
+  if (status.mode.process.mode === "observe") said.push("Mode observe: no request is speculated on.");
   if (best !== undefined) {
     const { low, high } = best.fast;
     if (!out) word = low > 1 ? "Yes." : high < 1 ? "No." : "Inconclusive.";
@@ -76,7 +76,7 @@ function summary(status) {
     said.push(`Projected: ${times(would.would)} as fast as plain decoding, ${BASIS[would.would.basis] ?? would.would.basis}${of(would)}.`);
   }
   if (best === undefined && would === undefined && status.mode.process.mode !== "off" && (all.length > 0 || !out)) {
-    const [free, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.speculating, sum[1] + entry.requests.held_back], [0, 0]);
+    const [free, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.speculating, sum[1] + entry.requests.control_group], [0, 0]);
     said.push(`Too early to say: ${whole(free)} ${free === 1 ? "request" : "requests"} with speculation and ${whole(held)} in the control group; ten pairs are needed.`);
   }
   return [word, said.join(" ")];
@@ -107,7 +107,7 @@ function tiles(status, span) {
     tile("Output, all requests", sums.completions > 0 ? [figure(sums.tokens / seconds), "tokens/s"] : ["–", ""],
       `${whole(sums.completions)} completions, ${whole(sums.tokens)} tokens`),
     tile("Speculated requests", pace(sums.speculated), token(sums.speculated)),
-    tile("Control group", pace(sums.held_back), token(sums.held_back)),
+    tile("Control group", pace(sums.control_group), token(sums.control_group)),
     tile("Drafted tokens accepted", drafted > 0 ? [((100 * accepted) / drafted).toFixed(1), "%"] : ["–", ""],
       rounds > 0 ? `${figure(drafted / rounds)} per draft, ${whole(rounds)} rounds` : "no round yet"),
   ];
@@ -138,7 +138,7 @@ export function helping(status, span) {
         node: () => element("span", { class: "told" }, interval(known.low, known.middle, known.high), element("span", {}, words)),
       },
       whole(each.requests.speculating),
-      whole(each.requests.held_back),
+      whole(each.requests.control_group),
       state(status, each),
     ];
   }, "No request has been compared yet.");
@@ -182,7 +182,7 @@ export function wrong(status, replicas, policies) {
     if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.conclusion}`);
   }
   for (const { policy, backend, closed } of comparisons(status)) {
-    if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; it is retried later.`);
+    if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; speculation is retried later.`);
   }
   if (status.recording !== null) add("bad", "recording", `Requests are not recorded: ${status.recording}`, runbook("ForetellRecordingFails"));
   const { failed, completions, left } = status.lately;
@@ -244,7 +244,7 @@ export function why(status, span) {
     say(count, each.requests > 0 ? `${whole(each.requests)} (${share(each.requests, completions)})` : "");
     track.firstChild.style.width = `${completions > 0 ? (100 * each.requests) / completions : 0}%`;
     name(item, "class", each.kind);
-    name(item, "title", { plain: "plain", relayed: "relayed" }[each.kind]);
+    name(item, "title", { plain: "plain", passthrough: "passthrough" }[each.kind]);
   });
   gates(status);
 }
@@ -336,12 +336,12 @@ export function replicas(found, now) {
   const table = body("replica-list");
   rows(table, found, (each) => each.name, (each) => {
     const { load, last_error: error, probe } = each;
-    const engine = [each.dialect, probe?.version].filter(Boolean).join(" ");
+    const engine = [each.engine, probe?.version].filter(Boolean).join(" ");
     return [
       { text: each.name, title: each.url, class: "name" },
       { text: each.state, class: each.state === "ready" ? "good" : "bad" },
       { text: each.breaker.replace("_", " "), class: each.breaker === "closed" ? null : "bad" },
-      { text: engine, title: each.epoch, class: "name" },
+      { text: engine, title: each.engine_start, class: "name" },
       whole(each.in_flight),
       load === null ? "–" : whole(load.running),
       load === null ? "–" : whole(load.waiting),

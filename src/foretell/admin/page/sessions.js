@@ -144,7 +144,7 @@ function detail(session) {
 }
 
 function rounds(session) {
-  if (session.rounds.length === 0) return element("p", { class: "empty" }, "No round: it was not speculated on.");
+  if (session.rounds.length === 0) return element("p", { class: "empty" }, "No round: the request was not speculated on.");
   const titles = [["Round", ""], ["Drafter", ""], ["Drafted", "n"], ["Accepted", "n"], ["Rejected", "n"], ["Draft", "n"], ["Verify", "n"], ["Tokens", ""]];
   const head = element("tr", {}, ...titles.map(([title, kind]) => element("th", { scope: "col", class: kind || null }, title)));
   const skipped = session.rounds_played - session.rounds.length;

@@ -142,7 +142,7 @@ function reload() {
 function drain() {
   confirm({
     title: "Drain this process?",
-    text: "It takes no new requests, answers those in flight, and ends. This cannot be undone.",
+    text: "The process takes no new requests, answers those in flight, and ends. This cannot be undone.",
     yes: "Drain",
     word: "drain",
     act: () => done("Draining", async () => {

@@ -51,7 +51,7 @@ pub fn parse(file: &str, source: &str) -> Result<ParsedPolicy, Vec<Problem>> {
 /// The JSON Schema of policy files, draft 2020-12, which editors use for completion and checks.
 ///
 /// Conditions that a schema cannot express (bounds in the wrong order, names shared by two files,
-/// drafters that the process file does not declare) are left to `foretell check`.
+/// drafters that the config file does not declare) are left to `foretell check`.
 pub fn schema() -> Json {
     let (empty, problems, slot) = (yaml::EMPTY, Problems::new("schema"), Slot::default());
     read(&Item::declaring(&empty, &problems, &slot), Revision::default());
@@ -68,7 +68,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     let name = "Unique; answers, metrics and logs call the policy NAME@REVISION.";
     let name = top.must("name", name, "a text", &self::name());
     let name_line = top.line("name");
-    let mode = "off: relay. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays.";
+    let mode = "off: pass requests through. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays.";
     let mode = top.or("mode", mode, PolicyMode::default(), &word_or_hint(PolicyMode::NAMES, MODE_HINTS));
     let matcher =
         matcher(top.section("match", "Conditions; every field must match, and of a list one entry."));
@@ -101,7 +101,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
 }
 
 fn corpus(mut section: Section<'_>) -> Corpus {
-    let record = "Record the tokens of requests that may be speculated on, for `foretell train`; needs `corpus.record` of the process file.";
+    let record = "Record the tokens of eligible requests, for `foretell train`; needs `corpus.record` of the config file.";
     let corpus = Corpus { record: section.or("record", record, false, &boolean()) };
     section.close();
     corpus
@@ -135,7 +135,7 @@ fn matcher(mut section: Section<'_>) -> Match {
         models: section.item("models", models).map(|item| item.list(&glob())),
         backends: section.item("backends", "Names of backends, with * and ?.").map(|item| item.list(&glob())),
         tenants: section
-            .item("tenants", "Tenants, as determined by `tenant` of the process file.")
+            .item("tenants", "Tenants, as determined by `tenant` of the config file.")
             .map(|item| item.list(&text())),
         routes: section.item("routes", "APIs that clients ask by.").map(|item| item.list(&word(ROUTES))),
         headers: section
@@ -306,8 +306,8 @@ fn model(section: &mut Section<'_>) -> Option<Drafter> {
     let words = &[("auto", Vocabulary::Auto), ("same", Vocabulary::Same), ("slem", Vocabulary::Slem)];
     let model = section.must(
         "model",
-        "Its name under drafters of the process file.",
-        "a name under drafters of the process file",
+        "Its name under drafters of the config file.",
+        "a name under drafters of the config file",
         &text(),
     );
     let says = "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), auto (same if it is; else slem).";
@@ -360,7 +360,7 @@ const RULES: &[(&str, Rule)] = &[
 const fn meaning(rule: Rule) -> &'static str {
     match rule {
         Rule::Exact => "Only tokens that the target itself would have generated.",
-        _ => "A lossy rule: outputs may drift from the model's own, and each answer reports the charge.",
+        _ => "A lossy rule: outputs may drift from the model's own, and each answer reports its drift.",
     }
 }
 
@@ -415,16 +415,16 @@ fn forbid(section: &mut Section<'_>) {
 }
 
 /// Warning of a lossy rule.
-const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer says what it was charged";
+const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer reports its drift";
 
 /// Warning of a lossy rule without `max_drift`.
 const UNBOUNDED: &str =
-    "leaves the drift of a whole output without bound: max_drift_rate allows more with every token";
+    "leaves the drift of a whole output without limit: max_drift_rate allows more with every token";
 
 fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
     let default = Accept::default();
     let relaxed = "How far the rule is relaxed: the product of two curves, capped.";
-    let drift = "Maximum that may be charged to a whole output; null: no limit, so that the drift of long outputs is unbounded.";
+    let drift = "Maximum drift (total variation) of a whole output; null: no limit, so that the drift of long outputs is unbounded.";
     section.warn("rule", LOSSY);
     let tolerance = tolerance(section.section("tolerance", relaxed));
     let max_drift = section.maybe("max_drift", drift, default.max_drift, &ratio());
@@ -437,7 +437,7 @@ fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
         max_drift,
         max_drift_rate: section.or(
             "max_drift_rate",
-            "Maximum that may be charged per output token, on average so far.",
+            "Maximum drift per output token, on average so far.",
             default.max_drift_rate,
             &ratio(),
         ),

@@ -1,4 +1,4 @@
-//! A backend as the process file describes it.
+//! A backend as the config file describes it.
 
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::openai::Api;
@@ -11,7 +11,7 @@ use http::Uri;
 use crate::config::values::Glob;
 use foretell_core::words::VerifyMethod;
 
-/// API of a backend's engine (`dialect` in the file).
+/// API of a backend's engine (`engine` in the file).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dialect {
     /// Detected by requests to the server.
@@ -56,7 +56,7 @@ impl Dialect {
     }
 }
 
-/// A backend: a service with one or more replicas, as the process file describes it.
+/// A backend: a service with one or more replicas, as the config file describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Backend {
     /// Name in policies, metrics and logs; unique.
@@ -96,7 +96,7 @@ pub enum Render {
     /// The backend itself, if it can.
     #[default]
     Backend,
-    /// None: what has to be rendered stays relayed.
+    /// None: what has to be rendered is passed through.
     Never,
     /// The one at this URL.
     By(Uri),

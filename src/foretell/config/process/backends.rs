@@ -1,4 +1,4 @@
-//! Reading the backends of a process file.
+//! Reading the backends of a config file.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -81,7 +81,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     if default && std::mem::replace(&mut seen.default, true) {
         section.refuse("default", Refusal::new("not unique", "one default backend"), "true");
     }
-    let dialect = section.or("dialect", "API of its engine.", Dialect::default(), &word(Dialect::NAMES));
+    let dialect = section.or("engine", "API of its engine.", Dialect::default(), &word(Dialect::NAMES));
     let replicas = section.item("replicas", "One KV cache each.");
     section.require("replicas");
     if replicas.is_none() {
@@ -144,7 +144,7 @@ fn render() -> Kind<Render> {
 /// The APIs whose requests are translated.
 fn routes(mut section: Section<'_>) -> Vec<Api> {
     let ways = &[("pass", false), ("translate", true)];
-    let says = "pass: relayed; translate: sent as chats, which may be speculated on.";
+    let says = "pass: passed through; translate: sent as chats, which are eligible.";
     let mut translated = vec![Api::Messages, Api::Responses];
     translated.retain(|api| section.or(api.name(), says, false, &word(ways)));
     section.close();

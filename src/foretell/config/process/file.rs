@@ -1,4 +1,4 @@
-//! Parses the process file. The defaults here are the documented ones.
+//! Parses the config file. The defaults here are the documented ones.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -71,7 +71,7 @@ impl Default for Limits {
         Self {
             head: Bounds::default(),
             speculate_body: 8 << 20,
-            relay_body: None,
+            passthrough_body: None,
             sessions: 1024,
             memory: 512 << 20,
             connections: None,
@@ -98,7 +98,7 @@ impl Default for Corpus {
     }
 }
 
-/// Reads a process file.
+/// Reads a config file.
 ///
 /// # Errors
 /// Every problem in the file, in the order of its lines.
@@ -107,7 +107,7 @@ pub fn parse(file: &str, source: &str) -> Result<Process, Vec<Problem>> {
     if problems.is_empty() { Ok(process) } else { Err(problems) }
 }
 
-/// Result of reading a process file with or without errors.
+/// Result of reading a config file with or without errors.
 #[derive(Clone, Debug, Default)]
 pub struct Parsed {
     /// The settings; a setting with an error has its default.
@@ -134,7 +134,7 @@ pub fn parse_all(file: &str, source: &str, environment: &dyn Strings) -> Parsed 
     Parsed { process, named, warnings, problems: problems.into_vec() }
 }
 
-/// The JSON Schema of a process file, draft 2020-12.
+/// The JSON Schema of a config file, draft 2020-12.
 ///
 /// Any value may be an environment variable (`${NAME}`). Conditions that a schema cannot express
 /// (names and addresses used twice, an admin listener that is open to others, settings that exclude
@@ -149,7 +149,7 @@ pub fn schema() -> Json {
 pub(in crate::config) fn settings() -> Json {
     let (empty, problems, slot) = (yaml::EMPTY, Problems::new("schema"), Slot::default());
     read(&Item::declaring(&empty, &problems, &slot));
-    described(slot.schema(), "Foretell", "The process file: listeners, limits, backends, drafters.")
+    described(slot.schema(), "Foretell", "The config file: listeners, limits, backends, drafters.")
 }
 
 /// A schema of a whole file, with its head.
@@ -200,7 +200,7 @@ fn read(root: &Item<'_>) -> Process {
     let default = Process::default();
     let mut top = root.section();
     version(&mut top);
-    let mode = "off: relay. observe: relay, and draft in the shadow. auto: speculate where it pays.";
+    let mode = "off: pass requests through. observe: pass them through, and draft in the shadow. auto: speculate where it pays.";
     let mode = top.or("mode", mode, default.mode, &word_or_hint(MODES, MODE_HINTS));
     let listen = top
         .item("listen", "Listeners for clients, http/1.1 and h2c.")
@@ -327,7 +327,7 @@ fn metrics(mut section: Section<'_>) -> Option<SocketAddr> {
 }
 
 fn limits(mut section: Section<'_>) -> Limits {
-    let Limits { head, speculate_body, relay_body, sessions, memory, connections } = Limits::default();
+    let Limits { head, speculate_body, passthrough_body, sessions, memory, connections } = Limits::default();
     let limits = Limits {
         head: Bounds {
             headers: section.or("headers", "Maximum header fields of a request.", head.headers, &whole(1..=10_000)),
@@ -337,20 +337,20 @@ fn limits(mut section: Section<'_>) -> Limits {
         },
         speculate_body: section.or(
             "speculate_body",
-            "Larger bodies are relayed; unread, unless their model selects the backend.",
+            "Larger bodies are passed through; unread, unless their model selects the backend.",
             speculate_body,
             &size(),
         ),
-        relay_body: section.maybe("relay_body", "Larger bodies are refused; null: no limit.", relay_body, &size()),
+        passthrough_body: section.maybe("passthrough_body", "Larger bodies are refused; null: no limit.", passthrough_body, &size()),
         sessions: section.or(
             "sessions",
-            "Maximum concurrent speculated requests; further ones are relayed.",
+            "Maximum concurrent speculated requests; further ones are passed through.",
             sessions,
             &whole(0..=1_000_000),
         ),
         memory: section.or(
             "memory",
-            "Memory of bodies and sessions; above it completions are relayed unread, above twice that answered with 503.",
+            "Memory of bodies and sessions; above it completions are passed through unread, above twice that answered with 503.",
             memory,
             &size(),
         ),
@@ -440,7 +440,7 @@ fn tenant(mut section: Section<'_>) -> Tenant {
     tenant
 }
 
-/// Header fields with credentials: those of HTTP, and the keys of the APIs that are relayed.
+/// Header fields with credentials: those of HTTP, and the keys of the APIs that are passed through.
 const CREDENTIALS: [&str; 6] =
     ["authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"];
 

@@ -10,14 +10,14 @@ use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
 use crate::fleet::identity::confirm;
-use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, Renderer};
+use crate::fleet::identity::{EngineStart, Identity, RecognitionSettings, Renderer};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fresh, Replica, SendError};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
 use crate::http::headers;
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
 use foretell_engines::dialect::{Answers, Dialect, Engine, Question, is_rendering, rendering_question};
@@ -30,12 +30,12 @@ const TOKENIZER_BYTES: usize = 64 << 20;
 const WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of rounds of requests to one server.
 const TURNS: usize = 8;
-/// Statuses of an engine, or of a proxy before it, that is not ready yet.
+/// Statuses of an engine, or of a proxy in front of it, that is not ready yet.
 const NOT_YET: [StatusCode; 3] =
     [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
 /// Connections that must all show the same start time.
 const CONNECTIONS: u32 = 4;
-/// The path at which our own target serves its tokenizer.
+/// The path at which `foretell target` serves its tokenizer.
 const TOKENIZER: &str = "/tokenizer.json";
 /// A text for which different tokenizers are likely to give different tokens.
 const SAMPLE: &str =
@@ -62,20 +62,20 @@ pub enum Unknown {
     Stranger(String),
     /// An engine that is known and has no verification method, and the page on which it reports its
     /// load.
-    #[error("{} is only relayed here", .0.name())]
+    #[error("requests to {} are only passed through here", .0.name())]
     PassedThrough(Dialect, Option<&'static str>),
     /// It answers, but not as an engine that supports a verification method.
     #[error("not an engine that can verify: {1}")]
-    Foreign(RelayReason, String),
+    Foreign(PassthroughReason, String),
 }
 
 impl Unknown {
     fn foreign(why: impl Into<String>) -> Self {
-        Self::Foreign(RelayReason::NoVerifyMethod, why.into())
+        Self::Foreign(PassthroughReason::NoVerifyMethod, why.into())
     }
 
     pub(super) fn tokenizer(why: impl Into<String>) -> Self {
-        Self::Foreign(RelayReason::Tokenizer, why.into())
+        Self::Foreign(PassthroughReason::Tokenizer, why.into())
     }
 }
 
@@ -130,13 +130,14 @@ pub async fn ask(
         return Err(Unknown::PassedThrough(engine.dialect, engine.load_path));
     }
     let started = engine.started.or(engine.process).unwrap_or(away.times);
-    let same = |epoch: &Epoch| {
-        epoch.version == engine.version
-            && epoch.model == engine.model
-            && epoch.started == started
-            && epoch.weights == engine.weights
+    let same = |engine_start: &EngineStart| {
+        engine_start.version == engine.version
+            && engine_start.model == engine.model
+            && engine_start.started == started
+            && engine_start.weights == engine.weights
     };
-    let same = |before: &&Arc<Identity>| same(&before.epoch) && before.engine.renders == engine.renders;
+    let same =
+        |before: &&Arc<Identity>| same(&before.engine_start) && before.engine.renders == engine.renders;
     if let Some(before) = before.filter(same) {
         return Ok(Arc::clone(before));
     }
@@ -149,7 +150,7 @@ pub async fn ask(
     if let Some(config) = &asking.generation_config {
         confirm::confirm(replica, &mut engine, &tokenizer, config).await?;
     }
-    let epoch = Epoch {
+    let engine_start = EngineStart {
         replica: replica.label().to_owned(),
         model: engine.model.clone(),
         version: engine.version.clone(),
@@ -161,7 +162,7 @@ pub async fn ask(
     let tie = tie(&recognised);
     let (engine, tokenizer, recognised) = (Arc::new(engine), Arc::new(tokenizer), Arc::new(recognised));
     Ok(Arc::new(Identity {
-        epoch,
+        engine_start,
         engine,
         tokenizer,
         rounds_seen: Arc::clone(rounds_seen),
@@ -341,7 +342,7 @@ pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32
         let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
         if other.started != engine.started {
             let why = "several engines answer at this address: their start times differ";
-            return Err(Unknown::Foreign(RelayReason::Balanced, why.to_owned()));
+            return Err(Unknown::Foreign(PassthroughReason::SeveralEngines, why.to_owned()));
         }
     }
     Ok(CONNECTIONS)
@@ -438,7 +439,7 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Repl
         if response.headers().contains_key(headers::PATH) {
             return Err(Unknown::foreign("it is a Foretell: name the server behind it"));
         }
-        // An engine that is loading its model answers 503, and a proxy before it 502 or 504.
+        // An engine that is loading its model answers 503, and a proxy in front of it 502 or 504.
         if NOT_YET.contains(&status) {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }

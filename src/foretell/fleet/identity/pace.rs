@@ -8,7 +8,7 @@ const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_s
 /// Pause before a known replica is checked for being the same.
 const KNOWN: Duration = Duration::from_secs(5);
 /// First pause before a replica that cannot verify is tried again.
-const RELAYED: Duration = Duration::from_secs(5);
+const PASSTHROUGH: Duration = Duration::from_secs(5);
 /// The longest such pause, where its address or its tokenizer is at fault.
 const DOUBTED: Duration = Duration::from_mins(1);
 /// The longest such pause, where the server can never verify.
@@ -36,8 +36,8 @@ impl Pace {
     pub(super) fn after(&mut self, settled: Settled) -> Duration {
         let (first, most) = match settled {
             Settled::Known => (KNOWN, KNOWN),
-            Settled::Doubted => (RELAYED, DOUBTED),
-            Settled::Foreign => (RELAYED, FOREIGN),
+            Settled::Doubted => (PASSTHROUGH, DOUBTED),
+            Settled::Foreign => (PASSTHROUGH, FOREIGN),
             Settled::Away => AWAY,
         };
         let before = self.0.filter(|(before, _)| *before == settled);

@@ -12,19 +12,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fleet::identity::ask::{self, Away, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
-use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
+use crate::fleet::identity::{EngineStart, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
 use crate::fleet::load::STALE;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Probed, Replica};
 use crate::random::{SharedSplitMix64, fresh_seed};
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use foretell_engines::dialect::Dialect;
 use foretell_engines::dialect::Engine;
-use foretell_engines::dialect::relayed::RELAYED;
+use foretell_engines::dialect::passthrough::PASSTHROUGH;
 
-/// The dialect that is shown for a recognised server that is only relayed.
-const RELAY: &str = "relay";
+/// The dialect that is shown for a recognised server to which requests are only passed through.
+const SHOWN_PASSTHROUGH: &str = "passthrough";
 /// The dialect that is shown for a server that is not recognised.
 const STRANGER: &str = "unknown";
 /// Interval at which a replica is checked for being idle.
@@ -42,7 +42,7 @@ const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hour
 
 /// The last result of the single-engine check.
 struct One {
-    epoch: Epoch,
+    engine_start: EngineStart,
     at: Instant,
     /// True if a single engine answers.
     shown: bool,
@@ -51,7 +51,7 @@ struct One {
 /// The last probe.
 #[derive(Default)]
 struct Last {
-    epoch: Option<Epoch>,
+    engine_start: Option<EngineStart>,
     at: Option<Instant>,
     /// Pause before the next probe, where no verification method paid; `None` elsewhere.
     again: Option<Duration>,
@@ -62,14 +62,15 @@ impl Last {
         self.at.is_none_or(|at| at.elapsed() >= than)
     }
 
-    fn is_due(&self, epoch: &Epoch) -> bool {
-        self.epoch.as_ref() != Some(epoch) || self.again.is_some_and(|again| self.is_older(again))
+    fn is_due(&self, engine_start: &EngineStart) -> bool {
+        self.engine_start.as_ref() != Some(engine_start)
+            || self.again.is_some_and(|again| self.is_older(again))
     }
 
-    fn done(&mut self, epoch: &Epoch, nothing_pays: bool) {
-        let before = self.again.filter(|_| self.epoch.as_ref() == Some(epoch));
+    fn done(&mut self, engine_start: &EngineStart, nothing_pays: bool) {
+        let before = self.again.filter(|_| self.engine_start.as_ref() == Some(engine_start));
         self.again = nothing_pays.then(|| before.map_or(AGAIN.0, |again| (again * 2).min(AGAIN.1)));
-        (self.epoch, self.at) = (Some(epoch.clone()), Some(Instant::now()));
+        (self.engine_start, self.at) = (Some(engine_start.clone()), Some(Instant::now()));
     }
 }
 
@@ -112,7 +113,7 @@ pub(super) struct Watched {
     again: Arc<Notify>,
     /// True after the first recognition attempt.
     asked: AtomicBool,
-    /// The last logged reason for relaying it or for its silence.
+    /// The last logged reason for passing it through or for its silence.
     said: Mutex<Option<String>>,
     /// Cancelled once it has left the fleet.
     left: CancellationToken,
@@ -121,7 +122,8 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) fn new(replica: Arc<Replica>, asking: RecognitionSettings) -> Self {
-        let unknown = ServerKnowledge::Relayed(RelayReason::NoVerifyMethod, UNRECOGNISED.to_owned());
+        let unknown =
+            ServerKnowledge::Passthrough(PassthroughReason::NoVerifyMethod, UNRECOGNISED.to_owned());
         Self {
             replica,
             asking,
@@ -146,7 +148,7 @@ impl Watched {
     pub(super) fn identity(&self) -> Option<Arc<Identity>> {
         match &**self.knowledge.load() {
             ServerKnowledge::Known(identity) => Some(Arc::clone(identity)),
-            ServerKnowledge::Relayed(..) => None,
+            ServerKnowledge::Passthrough(..) => None,
         }
     }
 
@@ -230,12 +232,12 @@ impl Watched {
                 self.away_before.store(times, Ordering::Relaxed);
                 self.returns_before.store(returns, Ordering::Relaxed);
                 if before.as_ref().is_none_or(|before| before.is_news(&identity)) {
-                    self.note_model(&identity.epoch.model);
+                    self.note_model(&identity.engine_start.model);
                     tracing::info!(
                         replica = self.replica.label(),
-                        dialect = identity.engine.dialect.name(),
+                        engine = identity.engine.dialect.name(),
                         version = identity.engine.version,
-                        model = identity.epoch.model,
+                        model = identity.engine_start.model,
                         "backend known"
                     );
                     self.say_defaults(&identity);
@@ -304,7 +306,9 @@ impl Watched {
         }
         let Ok(confirmed) = ask::confirmed_again(&self.replica, &self.asking, identity).await else { return };
         // A probe may have stored more meanwhile.
-        let Some(now) = self.identity().filter(|now| now.epoch == confirmed.epoch) else { return };
+        let Some(now) = self.identity().filter(|now| now.engine_start == confirmed.engine_start) else {
+            return;
+        };
         self.say_defaults(&confirmed);
         let confirmed = Identity { probe: now.probe.clone(), ..(*confirmed).clone() };
         self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(confirmed))));
@@ -321,34 +325,35 @@ impl Watched {
             Unknown::PassedThrough(..) => {
                 let why = unknown.to_string();
                 if self.is_news(&why) {
-                    tracing::info!(replica, why, "backend is relayed");
+                    tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, SHOWN_PASSTHROUGH);
                 Settled::Foreign
             }
             Unknown::Foreign(reason, why) => {
                 if self.is_news(&why) {
                     // A wrong tokenizer is a mistake in the settings, and stays until it is mended.
-                    if reason == RelayReason::Tokenizer {
-                        tracing::warn!(replica, why, "backend is relayed");
+                    if reason == PassthroughReason::Tokenizer {
+                        tracing::warn!(replica, why, "requests to the backend are passed through");
                     } else {
-                        tracing::info!(replica, why, "backend is relayed");
+                        tracing::info!(replica, why, "requests to the backend are passed through");
                     }
                 }
-                self.relayed(reason, why, RELAY);
-                if reason == RelayReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }
+                self.passthrough(reason, why, SHOWN_PASSTHROUGH);
+                if reason == PassthroughReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }
             }
             Unknown::Stranger(why) => {
                 if self.is_news(&why) {
-                    tracing::info!(replica, why, "backend is relayed");
+                    tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
-            // With a key it would still only be relayed.
-            Unknown::Locked(status) if self.is_relayed_by_name() => {
-                let why = format!("it is only relayed, and answers {status} to Foretell");
-                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+            // With a key its requests would still only be passed through.
+            Unknown::Locked(status) if self.is_passthrough_by_name() => {
+                let why =
+                    format!("requests to it are only passed through, and it answers {status} to Foretell");
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, SHOWN_PASSTHROUGH);
                 Settled::Foreign
             }
             Unknown::Locked(status) => {
@@ -357,18 +362,18 @@ impl Watched {
                     tracing::warn!(
                         replica = replica,
                         why,
-                        "replica cannot be recognised, so it is only relayed"
+                        "replica cannot be recognised, so its requests are only passed through"
                     );
                 }
                 self.replica.note_error(&why);
-                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
             Unknown::Unchecked(why) => {
                 if self.is_news(&why) {
-                    tracing::info!(replica, why, "backend is relayed");
+                    tracing::info!(replica, why, "requests to the backend are passed through");
                 }
-                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                self.passthrough(PassthroughReason::NoVerifyMethod, why, SHOWN_PASSTHROUGH);
                 Settled::Doubted
             }
             Unknown::Late(why) if before => {
@@ -385,9 +390,10 @@ impl Watched {
         }
     }
 
-    /// True if the operator has configured it as a server that is only relayed.
-    fn is_relayed_by_name(&self) -> bool {
-        self.asking.dialect.is_some_and(|dialect| RELAYED.contains(&dialect))
+    /// True if the operator has configured it as a server to which requests are only passed
+    /// through.
+    fn is_passthrough_by_name(&self) -> bool {
+        self.asking.dialect.is_some_and(|dialect| PASSTHROUGH.contains(&dialect))
     }
 
     /// Logs that it did not answer, unless it is down, which is logged elsewhere.
@@ -411,16 +417,16 @@ impl Watched {
         news
     }
 
-    fn relayed(&self, reason: RelayReason, why: String, dialect: &str) {
-        // Without a verification method the gateway relays it; for other reasons the session runner
-        // does, and names them.
-        self.replica.set_dialect(dialect, reason != RelayReason::NoVerifyMethod);
-        self.knowledge.store(Arc::new(ServerKnowledge::Relayed(reason, why)));
+    fn passthrough(&self, reason: PassthroughReason, why: String, dialect: &str) {
+        // Without a verification method the gateway passes it through; for other reasons the
+        // session runner does, and names them.
+        self.replica.set_dialect(dialect, reason != PassthroughReason::NoVerifyMethod);
+        self.knowledge.store(Arc::new(ServerKnowledge::Passthrough(reason, why)));
     }
 
     /// For a server that bills per token: reads its list of models, and only once.
     async fn refresh_billed(&self) -> Settled {
-        if matches!(&**self.knowledge.load(), ServerKnowledge::Relayed(RelayReason::Billed, _)) {
+        if matches!(&**self.knowledge.load(), ServerKnowledge::Passthrough(PassthroughReason::Billed, _)) {
             return Settled::Foreign;
         }
         let models = match ask::models(&self.replica).await {
@@ -429,7 +435,7 @@ impl Watched {
             Err(unknown) => return self.unknown(unknown, false),
         };
         let why = format!("it bills per token, so only its list of models was requested ({models})");
-        self.relayed(RelayReason::Billed, why, RELAY);
+        self.passthrough(PassthroughReason::Billed, why, SHOWN_PASSTHROUGH);
         Settled::Foreign
     }
 
@@ -437,8 +443,9 @@ impl Watched {
     async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
         let known = {
             let last = self.one.lock();
-            let fresh =
-                |last: &&One| last.epoch == identity.epoch && (last.shown || last.at.elapsed() < ONE_AGAIN);
+            let fresh = |last: &&One| {
+                last.engine_start == identity.engine_start && (last.shown || last.at.elapsed() < ONE_AGAIN)
+            };
             last.as_ref().filter(fresh).map(|last| last.shown)
         };
         let one = match known {
@@ -450,17 +457,17 @@ impl Watched {
                 let shown = probe::is_one(&self.replica, engine, tokenizer, limits, fresh_seed()).await;
                 if let Some((method, why)) = probe::not_asked(&shown) {
                     return Err(Unknown::Foreign(
-                        RelayReason::NoVerifyMethod,
+                        PassthroughReason::NoVerifyMethod,
                         format!("{}: {why}", method.name()),
                     ));
                 }
                 if let Some(why) = probe::unchecked(&shown) {
                     return Err(Unknown::Unchecked(why));
                 }
-                let (one, calls) = (!shown.balanced, shown.calls);
+                let (one, calls) = (!shown.several_engines, shown.calls);
                 tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
                 *self.one.lock() =
-                    Some(One { epoch: identity.epoch.clone(), at: Instant::now(), shown: one });
+                    Some(One { engine_start: identity.engine_start.clone(), at: Instant::now(), shown: one });
                 one
             }
         };
@@ -468,7 +475,7 @@ impl Watched {
             // Every prompt was found cached, so its prefix cache works.
             return Ok(Arc::new(identity.seen_caching()));
         }
-        Err(Unknown::Foreign(RelayReason::Balanced, probe::MANY.to_owned()))
+        Err(Unknown::Foreign(PassthroughReason::SeveralEngines, probe::MANY.to_owned()))
     }
 
     /// Reads the load repeatedly, one request at a time.
@@ -487,7 +494,7 @@ impl Watched {
         }
     }
 
-    /// Probes every epoch once, as soon as it is idle, and again on request or when due.
+    /// Probes every engine start once, as soon as it is idle, and again on request or when due.
     pub(super) async fn keep_probing(self: Arc<Self>) {
         let mut last = Last::default();
         loop {
@@ -500,7 +507,7 @@ impl Watched {
             if doubted && !self.asking.ready {
                 self.rounds_seen.looked_at();
             }
-            let by_itself = self.asking.ready && (doubted || last.is_due(&identity.epoch));
+            let by_itself = self.asking.ready && (doubted || last.is_due(&identity.engine_start));
             if identity.recognised.engine.methods.is_empty() || !(asked || by_itself) {
                 continue;
             }
@@ -513,7 +520,7 @@ impl Watched {
                     self.wanted.notify_one();
                 }
             } else if let Some(report) = self.probe(&identity).await {
-                last.done(&identity.epoch, report.nothing_pays());
+                last.done(&identity.engine_start, report.nothing_pays());
             }
         }
     }
@@ -550,7 +557,7 @@ impl Watched {
         };
         let report = Arc::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()));
         let now = self.identity()?;
-        if now.epoch != identity.epoch {
+        if now.engine_start != identity.engine_start {
             return None;
         }
         tracing::info!(
@@ -560,14 +567,15 @@ impl Watched {
             result = report.judgement.words,
             "probed"
         );
-        self.replica.probed(match (report.findings.balanced, report.nothing_pays()) {
-            (true, _) => Probed::Balanced,
+        self.replica.probed(match (report.findings.several_engines, report.nothing_pays()) {
+            (true, _) => Probed::SeveralEngines,
             (false, true) => Probed::PaysNot,
             (false, false) => Probed::Pays,
         });
-        if report.findings.balanced {
-            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
-            self.relayed(RelayReason::Balanced, probe::MANY.to_owned(), RELAY);
+        if report.findings.several_engines {
+            *self.one.lock() =
+                Some(One { engine_start: now.engine_start.clone(), at: Instant::now(), shown: false });
+            self.passthrough(PassthroughReason::SeveralEngines, probe::MANY.to_owned(), SHOWN_PASSTHROUGH);
             return Some(report);
         }
         self.rounds_seen.looked_at();

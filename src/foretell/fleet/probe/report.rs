@@ -75,7 +75,7 @@ impl Report {
 
     /// As JSON; the names are a contract.
     pub fn to_json(&self) -> Value {
-        let Findings { engine, measured, cache, balanced, notes, .. } = &self.findings;
+        let Findings { engine, measured, cache, several_engines, notes, .. } = &self.findings;
         let methods: Vec<_> = engine.methods.iter().map(|method| method.name()).collect();
         let missing: Vec<_> =
             self.missing().map(|(method, why)| json!({ "method": method.name(), "why": why })).collect();
@@ -94,13 +94,13 @@ impl Report {
             .collect();
         let predictions: Vec<_> = self.prospects().iter().map(prediction).collect();
         json!({
-            "dialect": engine.dialect.name(),
+            "engine": engine.dialect.name(),
             "version": engine.version,
             "model": engine.model,
             "context": engine.context,
             "started": engine.started,
             "speculates": engine.speculates,
-            "balanced": balanced,
+            "several_engines": several_engines,
             "connections": self.seen.starts,
             "defaults": engine.defaults.as_ref().map(defaults),
             "problem": engine.confirmation.as_ref().and_then(Confirmation::problem),

@@ -75,7 +75,7 @@ pub struct ReplicaSettings {
 }
 
 impl ReplicaSettings {
-    /// Defaults for all settings but name and address: relay only.
+    /// Defaults for all settings but name and address: passthrough only.
     #[must_use]
     pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self {

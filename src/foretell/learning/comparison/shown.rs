@@ -92,10 +92,10 @@ impl Comparisons {
 
 fn entry(compared: &Compared) -> Value {
     let groups = &compared.groups;
-    let (speculating, holdback) = groups.requests();
+    let (speculating, control_group) = groups.requests();
     json!({
         "backend": compared.backend,
-        "requests": { "speculating": speculating, "held_back": holdback },
+        "requests": { "speculating": speculating, "control_group": control_group },
         "time_per_token_ratio": groups.ratio().map(rounded),
         "closed": compared.closed,
         "projected_speedup": groups.projected().map(|projected| json!({
@@ -127,7 +127,7 @@ mod tests {
         (0..200).for_each(|_| drawn.note_projected(1.5, Basis::Probe));
         for _ in 0..400 {
             let drawn = comparisons.draw(&policy, "llama", true);
-            drawn.ended(if drawn.holdback { 0.03 } else { 0.02 });
+            drawn.ended(if drawn.in_control_group { 0.03 } else { 0.02 });
         }
         let shown = comparisons.shown(&policy.name);
         let projected = &shown[0]["projected_speedup"];
@@ -155,14 +155,14 @@ mod tests {
         let mut sent = 0;
         while !comparisons.all().iter().any(|compared| compared.closed) {
             let drawn = comparisons.draw(&policy, "llama", true);
-            drawn.ended(if drawn.holdback { 0.02 } else { 0.06 });
+            drawn.ended(if drawn.in_control_group { 0.02 } else { 0.06 });
             sent += 1;
             assert!(sent < 1_000);
         }
         let shown = comparisons.shown(&policy.name);
         assert_eq!((&shown[0]["closed"], &shown[0]["time_per_token_ratio"]), (&json!(true), &Value::Null));
         let requests = &shown[0]["requests"];
-        let counted = requests["speculating"].as_u64().unwrap() + requests["held_back"].as_u64().unwrap();
+        let counted = requests["speculating"].as_u64().unwrap() + requests["control_group"].as_u64().unwrap();
         assert_eq!(counted, sent, "what was counted is not lost");
         let late = comparisons.draw(&policy, "llama", true);
         assert!(late.closed);

@@ -15,15 +15,15 @@ pub struct CoverageReport {
     pub tokens: u64,
     /// The part of these that is estimated, because an answer did not report its usage.
     pub estimated_tokens: u64,
-    /// Share of the tokens of requests that may be speculated on: path `speculated`, and `plain`
+    /// Share of the tokens of eligible requests: path `speculated`, and `plain`
     /// unless its reason is permanent; `None` without a token.
     pub may_speculate: Option<f64>,
     /// Share of the tokens of requests that were speculated on; `None` without a token.
     pub speculated: Option<f64>,
-    /// Projected speedup of the tokens that may be speculated on, as a multiple of plain decoding;
+    /// Projected speedup of the eligible tokens, as a multiple of plain decoding;
     /// `None` while none is projected.
     pub expected_speedup: Option<f64>,
-    /// Reasons for which the others were relayed or decoded plainly, by number of tokens.
+    /// Reasons for which the others were passed through or decoded plainly, by number of tokens.
     pub rest: Vec<IneligibleTokens>,
     /// Every combination of names, by number of tokens; at most 500, then one of all others.
     pub rows: Vec<CoverageRow>,
@@ -31,7 +31,7 @@ pub struct CoverageReport {
     pub sentence: String,
 }
 
-/// Tokens that may not be speculated on for one reason.
+/// Tokens that are not eligible for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IneligibleTokens {
     /// The reason, as in metrics.
@@ -82,7 +82,7 @@ impl CoverageReport {
             };
             return format!("{what} yet");
         };
-        let mut said = format!("{} of your output tokens may be speculated on", percent(may));
+        let mut said = format!("{} of your output tokens are eligible", percent(may));
         if let Some(speedup) = self.expected_speedup {
             let _ = write!(said, "; expected {speedup:.1}×");
         }
@@ -134,6 +134,6 @@ mod tests {
         let failed = CoverageReport { requests: 3, ..empty.clone() };
         assert_eq!(failed.summary(), "No output token was counted yet");
         let all = CoverageReport { may_speculate: Some(1.0), expected_speedup: None, ..empty };
-        assert_eq!(all.summary(), "100 % of your output tokens may be speculated on");
+        assert_eq!(all.summary(), "100 % of your output tokens are eligible");
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::is_eligible;
 use crate::observe::Finished;
-use foretell_core::words::{PlainReason, Reason, RelayReason};
+use foretell_core::words::{PassthroughReason, PlainReason, Reason};
 
 /// Time between the first and the last request of a streak that is a problem.
 const LONG: Duration = Duration::from_mins(1);
@@ -92,7 +92,10 @@ impl Streak {
 fn is_wished(reason: Option<Reason>) -> bool {
     matches!(
         reason,
-        Some(Reason::Relay(RelayReason::Off | RelayReason::Client) | Reason::Plain(PlainReason::Client))
+        Some(
+            Reason::Passthrough(PassthroughReason::Off | PassthroughReason::Client)
+                | Reason::Plain(PlainReason::Client)
+        )
     )
 }
 
@@ -101,22 +104,22 @@ const EXPLAIN: &str = "`foretell explain --request body.json` names the step tha
 /// The operator's next step for a reason.
 fn remedy(reason: Reason) -> &'static str {
     match reason {
-        Reason::Relay(RelayReason::DefaultsUnknown) => {
+        Reason::Passthrough(PassthroughReason::DefaultsUnknown) => {
             "Name the folder of the model that the server serves (--tokenizer DIR, or models[].generation_config), or \
              start vLLM with --enable-scale-out, by which it reports its defaults"
         }
-        Reason::Relay(RelayReason::Tokenizer) => {
+        Reason::Passthrough(PassthroughReason::Tokenizer) => {
             "Name the folder of the server's model, which holds its tokenizer.json (--tokenizer DIR, or \
              models[].tokenizer)"
         }
-        Reason::Relay(RelayReason::NoVerifyMethod | RelayReason::Balanced)
+        Reason::Passthrough(PassthroughReason::NoVerifyMethod | PassthroughReason::SeveralEngines)
         | Reason::Plain(PlainReason::NoVerifyMethod) => "`foretell probe URL` says what the server lacks",
-        Reason::Relay(RelayReason::Tools | RelayReason::Reasoning) | Reason::Plain(PlainReason::Parser) => {
+        Reason::Passthrough(PassthroughReason::Tools | PassthroughReason::Reasoning)
+        | Reason::Plain(PlainReason::Parser) => {
             "Name the server's parsers (models[].parsers, docs/agents.md)"
         }
-        Reason::Relay(RelayReason::Policy | RelayReason::NoPolicy) | Reason::Plain(PlainReason::Policy) => {
-            "Change the policies if that is not meant (docs/policies.md)"
-        }
+        Reason::Passthrough(PassthroughReason::Policy | PassthroughReason::NoPolicy)
+        | Reason::Plain(PlainReason::Policy) => "Change the policies if that is not meant (docs/policies.md)",
         _ => EXPLAIN,
     }
 }
@@ -131,13 +134,13 @@ mod tests {
         TokenUsage { output_tokens, ..TokenUsage::default() }
     }
 
-    fn relayed(reason: RelayReason) -> Finished {
+    fn passthrough(reason: PassthroughReason) -> Finished {
         Finished {
             route: Some(Route::Chat.into()),
             reason: Some(reason.into()),
             parameter: Some("top_p".to_owned()),
             usage: usage(10),
-            ..Finished::new(Path::Relayed, "b")
+            ..Finished::new(Path::Passthrough, "b")
         }
     }
 
@@ -146,10 +149,10 @@ mod tests {
         let mut streak = Streak::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let unknown = relayed(RelayReason::DefaultsUnknown);
+        let unknown = passthrough(PassthroughReason::DefaultsUnknown);
         assert_eq!(streak.finish(&unknown, at(0)), Change::None);
         assert_eq!(
-            streak.finish(&relayed(RelayReason::Off), at(61)),
+            streak.finish(&passthrough(PassthroughReason::Off), at(61)),
             Change::None,
             "the operator's own mode"
         );

@@ -7,7 +7,7 @@ use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use super::models::{ModelLabels, OTHER as OTHER_MODEL};
 use super::{InFlight, Maker};
 use crate::observe::{Finished, make};
-use foretell_core::words::{Reason, RelayReason, metric};
+use foretell_core::words::{PassthroughReason, Reason, metric};
 use foretell_engines::openai::{Api, Path, Route};
 
 /// The route of requests for anything but text.
@@ -15,9 +15,9 @@ const OTHER: &str = "other";
 /// The class of answers that failed.
 const FAILED: &str = "5xx";
 /// The reason of a request that no replica answered.
-const UNREACHABLE: &str = RelayReason::Unreachable.name();
+const UNREACHABLE: &str = PassthroughReason::Unreachable.name();
 /// The reason of a request by an API that is not speculated on.
-const ROUTE: &str = RelayReason::Route.name();
+const ROUTE: &str = PassthroughReason::Route.name();
 
 #[derive(Debug)]
 pub(super) struct RequestMetrics {
@@ -31,12 +31,12 @@ pub(super) struct RequestMetrics {
     added: Histogram,
     ttft: HistogramVec,
     e2e: HistogramVec,
-    /// Speculated, plain, relayed.
+    /// Speculated, plain, passed through.
     gaps: [Histogram; 3],
     per_token: HistogramVec,
     duration: HistogramVec,
     tokens: IntCounterVec,
-    holdback: IntCounterVec,
+    control_group: IntCounterVec,
 }
 
 impl RequestMetrics {
@@ -45,7 +45,7 @@ impl RequestMetrics {
         let metrics = Self {
             ttft: new.register(make::histograms(metric::TTFT))?,
             e2e: new.register(make::histograms(metric::E2E_LATENCY))?,
-            gaps: [Path::Speculated, Path::Plain, Path::Relayed]
+            gaps: [Path::Speculated, Path::Plain, Path::Passthrough]
                 .map(|path| gaps.with_label_values(&[path.name()])),
             models: ModelLabels::default(),
             finished: new.register(make::counters(metric::REQUESTS))?,
@@ -58,9 +58,9 @@ impl RequestMetrics {
             per_token: new.register(make::histograms(metric::TIME_PER_TOKEN))?,
             duration: new.register(make::histograms(metric::REQUEST_DURATION))?,
             tokens: new.register(make::counters(metric::OUTPUT_TOKENS))?,
-            holdback: new.register(make::counters(metric::HOLDBACK))?,
+            control_group: new.register(make::counters(metric::CONTROL_GROUP_REQUESTS))?,
         };
-        metrics.finished.with_label_values(&["", OTHER, "", Path::Relayed.name(), UNREACHABLE, FAILED]);
+        metrics.finished.with_label_values(&["", OTHER, "", Path::Passthrough.name(), UNREACHABLE, FAILED]);
         for model in ["", OTHER_MODEL] {
             metrics.begin(model);
         }
@@ -79,19 +79,26 @@ impl RequestMetrics {
     /// the first errors of a series that begins with them.
     fn begin(&self, model: &str) {
         for route in [Route::Completions, Route::Chat] {
-            for reason in RelayReason::ALL {
+            for reason in PassthroughReason::ALL {
                 self.finished.with_label_values(&[
                     model,
                     route.name(),
                     "",
-                    Path::Relayed.name(),
+                    Path::Passthrough.name(),
                     reason.name(),
                     FAILED,
                 ]);
             }
         }
-        for (api, reason) in Api::RELAYED.into_iter().flat_map(|api| [(api, ROUTE), (api, UNREACHABLE)]) {
-            self.finished.with_label_values(&[model, api.name(), "", Path::Relayed.name(), reason, FAILED]);
+        for (api, reason) in Api::PASSTHROUGH.into_iter().flat_map(|api| [(api, ROUTE), (api, UNREACHABLE)]) {
+            self.finished.with_label_values(&[
+                model,
+                api.name(),
+                "",
+                Path::Passthrough.name(),
+                reason,
+                FAILED,
+            ]);
         }
     }
 
@@ -108,11 +115,11 @@ impl RequestMetrics {
     }
 
     pub(super) fn gap(&self, path: Path, gap: Duration) {
-        let [speculated, plain, relayed] = &self.gaps;
+        let [speculated, plain, passthrough] = &self.gaps;
         let histogram = match path {
             Path::Speculated => speculated,
             Path::Plain => plain,
-            Path::Relayed => relayed,
+            Path::Passthrough => passthrough,
         };
         histogram.observe(gap.as_secs_f64());
     }
@@ -132,7 +139,7 @@ impl RequestMetrics {
                     &*model,
                     route,
                     "",
-                    Path::Relayed.name(),
+                    Path::Passthrough.name(),
                     UNREACHABLE,
                     FAILED,
                 ]);
@@ -151,8 +158,8 @@ impl RequestMetrics {
         }
         self.times(finished, path);
         self.tokens(finished);
-        if finished.holdback {
-            self.holdback.with_label_values(&[policy]).inc();
+        if finished.in_control_group {
+            self.control_group.with_label_values(&[policy]).inc();
         }
     }
 

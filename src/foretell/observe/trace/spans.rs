@@ -39,7 +39,7 @@ const fn operation(api: Option<Api>) -> &'static str {
     match api {
         Some(Api::Completion(Route::Chat) | Api::Responses | Api::Messages) => "chat",
         Some(Api::Completion(Route::Completions)) => "text_completion",
-        None => "relay",
+        None => "passthrough",
     }
 }
 

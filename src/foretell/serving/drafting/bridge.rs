@@ -167,7 +167,7 @@ pub(super) async fn draft(
     let chain = match told {
         BridgedContext::Same(token_context) => drafter_slot.order(token_context, order).await?,
         BridgedContext::Text { token_context, anchor, ratio } => {
-            // One more than needed on average, since the last one may have to be held back.
+            // One more than needed on average, since the last one may have to be withheld.
             let own = (gamma as f64 * ratio).ceil() as usize + 1;
             let chosen = drafter_slot.order(token_context, Order { gamma: own, ..order }).await?;
             translated(&anchor, &chosen, gamma)

@@ -1,5 +1,5 @@
-//! Servers that are recognised and only relayed: a request to them passes as it is; known of them
-//! are a name, a version and the model.
+//! Servers that are recognised, and whose requests are only passed through, unchanged; known of
+//! them are a name, a version and the model.
 //!
 //! * **Ollama** has one slot by default, takes text only and returns no ids: a fan-out would be
 //!   serial.
@@ -27,10 +27,10 @@ use super::{
     Refusal, RequestKind, Round, Unreadable, VerifyRequest, shared,
 };
 use crate::openai::{Additive, Request, Sampling};
-use foretell_core::words::{Refused, RelayReason, VerifyResult};
+use foretell_core::words::{PassthroughReason, Refused, VerifyResult};
 
-/// The dialects of servers that are relayed to, whatever they answer.
-pub const RELAYED: [Dialect; 7] = [
+/// The dialects of servers to which all requests are passed through, whatever they answer.
+pub const PASSTHROUGH: [Dialect; 7] = [
     Dialect::Ollama,
     Dialect::Mlx,
     Dialect::OpenAi,
@@ -43,10 +43,10 @@ pub const RELAYED: [Dialect; 7] = [
 const TRTLLM: Quirks = Quirks { owner: Some("tensorrt_llm"), ..Quirks::COMMON };
 const LMDEPLOY: Quirks = Quirks { owner: Some("lmdeploy"), ..Quirks::COMMON };
 
-/// The codec of a server that is only relayed.
-pub struct Relayed(pub Dialect);
+/// The codec of a server to which all requests are passed through.
+pub struct Passthrough(pub Dialect);
 
-impl Relayed {
+impl Passthrough {
     /// The page on which it reports its load. `GET /metrics` of TensorRT-LLM empties a queue that
     /// another client may be reading.
     const fn load_page(&self) -> Option<&'static str> {
@@ -58,7 +58,7 @@ impl Relayed {
     }
 }
 
-impl Codec for Relayed {
+impl Codec for Passthrough {
     fn quirks(&self) -> &'static Quirks {
         match self.0 {
             Dialect::TrtLlm => &TRTLLM,
@@ -81,7 +81,7 @@ impl Codec for Relayed {
     }
 
     fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
-        Some(RelayReason::NoVerifyMethod.into())
+        Some(PassthroughReason::NoVerifyMethod.into())
     }
 
     fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
@@ -101,7 +101,7 @@ impl Codec for Relayed {
     }
 
     fn chunk(&self, _: &Engine, _: RequestKind, _: &Value) -> Result<Chunk, Unreadable> {
-        Err(Unreadable("this server is only relayed"))
+        Err(Unreadable("requests to this server are only passed through"))
     }
 
     fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
@@ -115,7 +115,7 @@ impl Codec for Relayed {
         _: &VerifyRequest,
         _: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
-        Err(Unreadable("this server is only relayed"))
+        Err(Unreadable("requests to this server are only passed through"))
     }
 
     fn load(&self, body: &str) -> Option<Load> {
@@ -145,14 +145,14 @@ mod tests {
     use crate::openai::{Judgement, Route, judge};
 
     #[test]
-    fn a_relayed_server_has_a_name_a_version_and_no_verification_method() {
+    fn a_passthrough_server_has_a_name_a_version_and_no_verification_method() {
         let mut answers = Answers::default();
         let mut tell = |path, body: Value| {
             answers.add(path, Reply { status: 200, server: None, body: body.to_string().into_bytes() });
         };
         tell(MODELS, json!({"data": [{"id": "qwen3:8b"}]}));
         tell(OLLAMA_VERSION, json!({"version": "0.12.1"}));
-        for dialect in RELAYED {
+        for dialect in PASSTHROUGH {
             let engine = dialect.codec().engine(&answers).unwrap();
             assert_eq!((engine.dialect, engine.model.as_str()), (dialect, "qwen3:8b"));
             assert_eq!(engine.version, "0.12.1");
@@ -180,20 +180,20 @@ mod tests {
     }
 
     #[test]
-    fn a_relayed_request_is_sent_unchanged_with_the_client_s_prediction() {
+    fn a_passthrough_request_is_sent_unchanged_with_the_client_s_prediction() {
         let body = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0,
             "prediction": {"type": "content", "content": "Hello"}});
         let Judgement::Eligible(request) = judge(Route::Chat, body.to_string().as_bytes()) else {
             panic!("eligible")
         };
-        for dialect in RELAYED {
+        for dialect in PASSTHROUGH {
             let engine = Engine::new(dialect, "m", "");
             assert_eq!(engine.first_request(&request, 1).body, body.to_string().into_bytes());
             assert_eq!(engine.additive(&request), Additive::default());
             assert_eq!(engine.methods_for(&request, &request.sampling, true), []);
             assert_eq!(
                 dialect.codec().refuses(&engine, &request, &request.sampling),
-                Some(RelayReason::NoVerifyMethod.into())
+                Some(PassthroughReason::NoVerifyMethod.into())
             );
         }
     }

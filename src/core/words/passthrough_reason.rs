@@ -1,12 +1,12 @@
-//! Reasons for relaying a request, or never speculating on it: a closed list, so that every relayed
-//! request has a reason in headers, metrics and logs.
+//! Reasons for passing a request through, or never speculating on it: a closed list, so that every
+//! passthrough request has a reason in headers, metrics and logs.
 
-/// Reason for relaying a request unchanged, or never speculating on it.
+/// Reason for passing a request through unchanged, or never speculating on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RelayReason {
+pub enum PassthroughReason {
     /// The mode of the process or of the backend is `off`.
     Off,
-    /// The client requested it (`x-foretell: off`).
+    /// Requested by the client (`x-foretell: off`).
     Client,
     /// The policy that matches has `mode: off`.
     Policy,
@@ -44,8 +44,8 @@ pub enum RelayReason {
     NoVerifyMethod,
     /// No replica answered.
     Unreachable,
-    /// Several engines answer behind one address.
-    Balanced,
+    /// Several engines answer at one address.
+    SeveralEngines,
     /// The replica's answers to first calls cannot be read.
     UnreadableAnswers,
     /// The backend bills the cost of a verify request.
@@ -58,7 +58,7 @@ pub enum RelayReason {
     Fault,
 }
 
-impl RelayReason {
+impl PassthroughReason {
     /// Every reason, in the order of the documentation.
     pub const ALL: [Self; 25] = [
         Self::Off,
@@ -80,7 +80,7 @@ impl RelayReason {
         Self::Tokenizer,
         Self::NoVerifyMethod,
         Self::Unreachable,
-        Self::Balanced,
+        Self::SeveralEngines,
         Self::UnreadableAnswers,
         Self::Billed,
         Self::Sessions,
@@ -110,7 +110,7 @@ impl RelayReason {
             Self::Tokenizer => "tokenizer",
             Self::NoVerifyMethod => "no_verify_method",
             Self::Unreachable => "unreachable",
-            Self::Balanced => "balanced",
+            Self::SeveralEngines => "several_engines",
             Self::UnreadableAnswers => "unreadable_answers",
             Self::Billed => "billed",
             Self::Sessions => "sessions",
@@ -122,62 +122,66 @@ impl RelayReason {
     /// The reason in plain words.
     pub const fn words(self) -> &'static str {
         match self {
-            Self::Off => "the process is switched off",
-            Self::Client => "the client asked for it",
-            Self::Policy => "the policy that matches is switched off",
-            Self::NoPolicy => "no policy matches",
+            Self::Off => "the mode of the process or of the backend is off",
+            Self::Client => "requested by the client (header x-foretell)",
+            Self::Policy => "the policy that matches has mode: off",
+            Self::NoPolicy => "no policy matches the request",
             Self::Route => "only completions and chat completions are speculated on",
-            Self::Body => "the body is not a request that can be understood",
+            Self::Body => {
+                "the body is no JSON request with a model and a prompt, or is larger than limits.speculate_body"
+            }
             Self::Encoded => "the body is compressed",
-            Self::Parameter => "a parameter has a value that is not carried exactly",
-            Self::UnknownParameter => "a parameter is not known",
+            Self::Parameter => "a parameter has a value that cannot be carried exactly",
+            Self::UnknownParameter => "the parameter is not known to Foretell",
             Self::DefaultsUnknown => "the server's own sampling defaults are not known",
-            Self::Structured => "constrained output restarts with every call",
+            Self::Structured => {
+                "the engine restarts its grammar with every request, so constrained output cannot be continued"
+            }
             Self::Tools => {
                 "the server parses tool calls, and no parser for them is configured here (docs/agents.md)"
             }
-            Self::Reasoning => "reasoning is changed or parsed by the backend (docs/agents.md)",
-            Self::Multimodal => "content other than text",
-            Self::Choices => "more than one choice or prompt",
+            Self::Reasoning => "the backend changes or parses the reasoning (docs/agents.md)",
+            Self::Multimodal => "the request has content other than text",
+            Self::Choices => "the request has more than one choice or prompt",
             Self::Seed => "the engine's seeded noise cannot be continued",
-            Self::Tokenizer => "no tokenizer agrees with the backend's",
+            Self::Tokenizer => "no configured tokenizer agrees with the server's",
             Self::NoVerifyMethod => "the backend cannot verify drafts",
             Self::Unreachable => "no replica answered",
-            Self::Balanced => "several engines answer behind one address",
+            Self::SeveralEngines => "several engines answer at one address",
             Self::UnreadableAnswers => "a gateway in front of the engine rewrites its answers",
-            Self::Billed => "the backend bills what verifying would cost",
-            Self::Sessions => "the limit of concurrent sessions is reached",
-            Self::Memory => "the limit of memory is reached",
-            Self::Fault => "a fault of Foretell itself",
+            Self::Billed => "the backend bills per token, so verify requests would cost money",
+            Self::Sessions => "the number of concurrent sessions has reached limits.sessions",
+            Self::Memory => "the memory of bodies and sessions has reached limits.memory",
+            Self::Fault => "Foretell failed before it sent the request; see its log",
         }
     }
 }
 
-/// Reason for relaying a request, and the parameter of its body that causes it, if a single one
-/// does.
+/// Reason for passing a request through, and the parameter of its body that causes it, if a single
+/// one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The reason.
-    pub reason: RelayReason,
+    pub reason: PassthroughReason,
     /// Name of the parameter, as the table of parameters spells it; `None` if no single one causes
     /// it.
     pub parameter: Option<&'static str>,
 }
 
-impl From<RelayReason> for Refused {
-    fn from(reason: RelayReason) -> Self {
+impl From<PassthroughReason> for Refused {
+    fn from(reason: PassthroughReason) -> Self {
         Self { reason, parameter: None }
     }
 }
 
 impl Refused {
     /// Refused because of this parameter.
-    pub const fn by(reason: RelayReason, parameter: &'static str) -> Self {
+    pub const fn by(reason: PassthroughReason, parameter: &'static str) -> Self {
         Self { reason, parameter: Some(parameter) }
     }
 
     /// Refused because of the first of these parameters that applies; `None` if none does.
-    pub fn by_first(reason: RelayReason, parameters: &[(bool, &'static str)]) -> Option<Self> {
+    pub fn by_first(reason: PassthroughReason, parameters: &[(bool, &'static str)]) -> Option<Self> {
         parameters.iter().find(|(applies, _)| *applies).map(|(_, name)| Self::by(reason, name))
     }
 }

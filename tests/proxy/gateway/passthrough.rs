@@ -1,4 +1,4 @@
-//! Duties of a relay beyond passing bodies on.
+//! Duties of a reverse proxy beyond passing bodies on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,7 +186,7 @@ async fn http2_clients_are_served_on_the_same_port() {
             .unwrap();
         let answer = sender.send_request(request).await.unwrap();
         assert_eq!(answer.headers()["x-stays"], "yes");
-        assert_eq!(answer.headers()["x-foretell-path"], "relayed");
+        assert_eq!(answer.headers()["x-foretell-path"], "passthrough");
         assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "hello");
         let request = seen.recv().await.unwrap();
         assert_eq!(request.head.get("cookie"), Some("a=1; b=2"));

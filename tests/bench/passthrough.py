@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Foretell against nginx as plain reverse proxies: latency and requests per second, by wrk in turn.
 
-    relay.py [--foretell BIN] [--pairs N] [--seconds S] [--connections N]
+    passthrough.py [--foretell BIN] [--pairs N] [--seconds S] [--connections N]
 
 Both are in front of the same nginx, which answers with one kilobyte, and each turn goes to one of
 them. The ratios are those of a pair of turns, judged by their median, so slow changes of the machine
@@ -22,7 +22,7 @@ import time
 
 import sides
 
-HERE = sides.ROOT / "tests/relay"
+HERE = sides.ROOT / "tests/passthrough"
 MAX_P50 = 1.15
 UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000}
 BACKEND = """worker_processes 1; daemon off; error_log stderr crit; pid backend.pid; events { worker_connections 4096; }

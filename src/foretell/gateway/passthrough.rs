@@ -1,5 +1,5 @@
-//! The relay: forwards requests that are not speculated on, and their answers, unchanged and piece
-//! by piece.
+//! Passthrough: forwards requests that are not speculated on, and their answers, unchanged and
+//! piece by piece.
 //!
 //! Nothing is buffered and nothing times out unless the operator has configured it. When a client
 //! leaves, its answer is dropped, which closes the connection to the backend at once.
@@ -58,20 +58,20 @@ pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
 }
 
 /// One request on its way to a backend.
-pub struct Relay {
+pub struct Passthrough {
     /// Its record.
     pub record: Record,
     /// The replica that it goes to.
     pub replica: Arc<Replica>,
     /// The fleet, for another replica if that one gives no answer.
     pub fleet: Arc<Fleet>,
-    /// `limits.relay_body`, bytes; `None` is unlimited.
+    /// `limits.passthrough_body`, bytes; `None` is unlimited.
     pub limit: Option<u64>,
     /// Replays the body, if the request may be sent twice; else `None`.
     pub repeatable: Option<Replay>,
 }
 
-impl Relay {
+impl Passthrough {
     /// Sends a client's request on, and its answer back. `parts` are as received.
     pub async fn send(
         self,
@@ -213,7 +213,7 @@ impl Relay {
     }
 }
 
-/// Counts the output tokens of an answer that is relayed, and ends its record.
+/// Counts the output tokens of an answer that is passed through, and ends its record.
 struct Counting(Record);
 
 impl Listener for Counting {

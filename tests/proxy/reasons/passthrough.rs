@@ -1,6 +1,6 @@
-//! Every reason why a request is relayed.
+//! Every reason why a request is passed through.
 
-use foretell_core::words::RelayReason;
+use foretell_core::words::PassthroughReason;
 use futures_util::FutureExt;
 use serde_json::json;
 
@@ -10,49 +10,51 @@ use super::told::{Ask, Body};
 use crate::fakes::{Fault, When};
 
 /// The scene that causes a reason. A new reason needs a scene here to compile.
-fn scene(reason: RelayReason) -> Scene {
+fn scene(reason: PassthroughReason) -> Scene {
     let plain = Scene::default();
     let ask = |ask| Scene { ask, ..Scene::default() };
     match reason {
-        RelayReason::Off => Scene { process: "mode: off\n", ..plain },
-        RelayReason::Client => ask(Ask { fields: "x-foretell: off\r\n", ..plain.ask }),
-        RelayReason::Policy => Scene { policy: format!("{PLAIN}mode: off\n"), ..plain },
-        RelayReason::NoPolicy => Scene { policy: format!("{PLAIN}match: {{ models: [other] }}\n"), ..plain },
-        RelayReason::Route => {
+        PassthroughReason::Off => Scene { process: "mode: off\n", ..plain },
+        PassthroughReason::Client => ask(Ask { fields: "x-foretell: off\r\n", ..plain.ask }),
+        PassthroughReason::Policy => Scene { policy: format!("{PLAIN}mode: off\n"), ..plain },
+        PassthroughReason::NoPolicy => {
+            Scene { policy: format!("{PLAIN}match: {{ models: [other] }}\n"), ..plain }
+        }
+        PassthroughReason::Route => {
             ask(Ask { path: "/tokenize", fields: "", body: Body::Raw(r#"{"prompt": "a"}"#) })
         }
-        RelayReason::Body => {
+        PassthroughReason::Body => {
             ask(Ask { path: COMPLETIONS, fields: "", body: Body::Raw(r#"{"model": "toy"}"#) })
         }
-        RelayReason::Encoded => ask(Ask { fields: "content-encoding: gzip\r\n", ..plain.ask }),
-        RelayReason::Parameter => ask(completion(&json!({"echo": true}))),
-        RelayReason::UnknownParameter => ask(completion(&json!({"temprature": 1}))),
+        PassthroughReason::Encoded => ask(Ask { fields: "content-encoding: gzip\r\n", ..plain.ask }),
+        PassthroughReason::Parameter => ask(completion(&json!({"echo": true}))),
+        PassthroughReason::UnknownParameter => ask(completion(&json!({"temprature": 1}))),
         // The maximum length of an answer is a default, and not that of the model's files.
-        RelayReason::DefaultsUnknown => {
+        PassthroughReason::DefaultsUnknown => {
             Scene { engines: engines::silent, ask: chat(&json!("Hello"), &json!({})), ..plain }
         }
-        RelayReason::Structured => {
+        PassthroughReason::Structured => {
             ask(completion(&json!({"structured_outputs": {"grammar": "root ::= \"yes\" | \"no\""}})))
         }
-        RelayReason::Tools => {
+        PassthroughReason::Tools => {
             let tool =
                 json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
             ask(chat(&json!("Hello"), &json!({"max_tokens": 3, "tools": [tool]})))
         }
-        RelayReason::Reasoning => {
+        PassthroughReason::Reasoning => {
             ask(chat(&json!("Hello"), &json!({"max_tokens": 3, "include_reasoning": false})))
         }
-        RelayReason::Multimodal => {
+        PassthroughReason::Multimodal => {
             let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
             ask(chat(&json!([image]), &json!({"max_tokens": 3})))
         }
-        RelayReason::Choices => ask(completion(&json!({"n": 2}))),
-        RelayReason::Seed => ask(completion(&json!({"temperature": 0.8, "seed": 7}))),
+        PassthroughReason::Choices => ask(completion(&json!({"n": 2}))),
+        PassthroughReason::Seed => ask(completion(&json!({"temperature": 0.8, "seed": 7}))),
         // The engine does not provide its own either.
-        RelayReason::Tokenizer => Scene { tokenizer: false, ..plain },
-        RelayReason::NoVerifyMethod => Scene { engines: engines::planless, ..plain },
+        PassthroughReason::Tokenizer => Scene { tokenizer: false, ..plain },
+        PassthroughReason::NoVerifyMethod => Scene { engines: engines::planless, ..plain },
         // The only replica closes the connection before it answers.
-        RelayReason::Unreachable => Scene {
+        PassthroughReason::Unreachable => Scene {
             before: |stage| {
                 let faults = &stage.engines.houses[0].faults;
                 faults.always(When::path(COMPLETIONS), Fault::Reset);
@@ -60,9 +62,9 @@ fn scene(reason: RelayReason) -> Scene {
             },
             ..plain
         },
-        RelayReason::Balanced => Scene { engines: engines::balanced, ..plain },
+        PassthroughReason::SeveralEngines => Scene { engines: engines::several_engines, ..plain },
         // A request with additional fields is answered by a page.
-        RelayReason::UnreadableAnswers => Scene {
+        PassthroughReason::UnreadableAnswers => Scene {
             before: |stage| {
                 let faults = &stage.engines.houses[0].faults;
                 faults.clear();
@@ -71,13 +73,13 @@ fn scene(reason: RelayReason) -> Scene {
             },
             ..plain
         },
-        RelayReason::Billed => Scene { backend: "    billed: true\n", ..plain },
-        RelayReason::Sessions => Scene { process: "limits: { sessions: 0 }\n", ..plain },
+        PassthroughReason::Billed => Scene { backend: "    billed: true\n", ..plain },
+        PassthroughReason::Sessions => Scene { process: "limits: { sessions: 0 }\n", ..plain },
         // Less than the parsed body takes.
-        RelayReason::Memory => Scene { process: "limits: { memory: 1KiB }\n", ..plain },
+        PassthroughReason::Memory => Scene { process: "limits: { memory: 1KiB }\n", ..plain },
         // A replica closes the connection before it answers, and the other one answers instead. The
         // first one is random.
-        RelayReason::Fault => Scene {
+        PassthroughReason::Fault => Scene {
             engines: engines::two,
             before: |stage| {
                 let faults = &stage.engines.houses[0].faults;
@@ -92,10 +94,10 @@ fn scene(reason: RelayReason) -> Scene {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_relayed_request_has_its_reason_in_answer_metrics_and_log() {
+async fn every_passthrough_request_has_its_reason_in_answer_metrics_and_log() {
     let mut wrong = String::new();
-    for reason in RelayReason::ALL {
-        wrong += &play(scene(reason), &format!("relayed/{}", reason.name())).await;
+    for reason in PassthroughReason::ALL {
+        wrong += &play(scene(reason), &format!("passthrough/{}", reason.name())).await;
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
