@@ -222,7 +222,8 @@ impl Automaton {
     fn connect(&mut self, at: u32, token: TokenId, target: u32) {
         let Some(state) = self.states.get_mut(at as usize) else { return };
         if state.target == NONE {
-            (state.token, state.target) = (token, target);
+            state.token = token;
+            state.target = target;
             return;
         }
         let id = self.edges.len() as u32;

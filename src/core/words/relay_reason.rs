@@ -157,7 +157,6 @@ impl RelayReason {
 /// does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The reason.
     pub reason: RelayReason,
     /// Name of the parameter, as the table of parameters spells it; `None` if no single one causes
     /// it.
