@@ -37,7 +37,7 @@ impl<W: Walk> Session<W> {
             }
             Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if plain.scope == PlainScope::Rest => {
-                self.wait(pause, now)
+                self.wait(pause, now);
             }
             Event::Fault(_) => self.plain_broke(plain, now),
             Event::Draft(_)
