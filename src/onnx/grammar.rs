@@ -296,7 +296,7 @@ impl GrammarPosition {
             _ if stop.is_set() => self.state = GrammarState::Lost,
             _ => {
                 self.state =
-                    self.source.anew(&self.output, stop).map_or(GrammarState::Lost, GrammarState::Within)
+                    self.source.anew(&self.output, stop).map_or(GrammarState::Lost, GrammarState::Within);
             }
         }
         if let GrammarState::Within(walk) = &self.state
