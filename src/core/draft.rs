@@ -52,9 +52,7 @@ pub struct Feedback<'a> {
 /// The part of the context that a token belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The prompt.
     Prompt,
-    /// The output.
     Output,
 }
 
@@ -109,11 +107,9 @@ pub enum Source {
 pub const BUCKETS: usize = 6;
 
 impl Source {
-    /// Every source.
     pub const ALL: [Self; 6] =
         [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Head, Self::Model];
 
-    /// Its index in [`Source::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -195,7 +191,6 @@ pub enum LookupSpec {
     Prediction,
     /// Phrases of the operator's, and the skeletons of the prompt's schemas.
     Phrasebook {
-        /// The phrases.
         phrases: Arc<Phrases>,
         /// True if the schemas in the prompt are used.
         schemas: bool,

@@ -254,7 +254,6 @@ pub struct Summary {
 /// Kinds of parts in an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartsSeen {
-    /// It has reasoning.
     pub reasoning: bool,
     /// It has a tool call.
     pub calls: bool,
@@ -286,7 +285,6 @@ pub enum Doubted {
 }
 
 impl Doubted {
-    /// All.
     pub const ALL: [Self; 3] = [Self::Prompt, Self::Output, Self::Parser];
 
     /// The name in metrics.

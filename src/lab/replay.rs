@@ -39,7 +39,7 @@ pub struct Stream {
 
 /// A drafter of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contestant {
+pub enum ReplayDrafter {
     /// `prompt_lookup` with the default lengths.
     PromptLookup,
     /// `suffix` over the request alone.
@@ -55,7 +55,7 @@ pub enum Contestant {
     Merged,
 }
 
-impl Contestant {
+impl ReplayDrafter {
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::PromptLookup, Self::Suffix, Self::Memory, Self::Phrasebook, Self::Model, Self::Merged];
@@ -72,9 +72,8 @@ impl Contestant {
         }
     }
 
-    /// The one with this name.
     pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|contestant| contestant.name() == name)
+        Self::ALL.into_iter().find(|drafter| drafter.name() == name)
     }
 
     fn lookup(self) -> Option<LookupSpec> {
@@ -90,7 +89,7 @@ impl Contestant {
 
 /// Settings of a replay.
 #[derive(Clone, Copy, Debug)]
-pub struct Game<'a> {
+pub struct ReplaySettings<'a> {
     /// Maximum number of nodes of a draft.
     pub gamma: usize,
     /// Chains only, or trees.
@@ -112,7 +111,6 @@ pub struct Row {
     pub drafter: &'static str,
     /// Name of the workload.
     pub workload: String,
-    /// Streams replayed.
     pub streams: usize,
     /// Rounds of all streams.
     pub rounds: u64,
@@ -126,7 +124,8 @@ pub struct Row {
     pub mean_acceptance_length: f64,
     /// Drafting and learning, microseconds per output token: mean, median and 99th percentile.
     pub micros: [f64; 3],
-    /// Drafting and learning ÷ all time, 0 to 1, if every round took [`Game::verify`] in addition.
+    /// Drafting and learning ÷ all time, 0 to 1, if every round took [`ReplaySettings::verify`] in
+    /// addition.
     pub share: f64,
     /// Time to read the prompts, microseconds per prompt token.
     pub reading: f64,
@@ -175,27 +174,28 @@ pub fn read(path: &Path) -> Result<Vec<Stream>, Error> {
     if streams.is_empty() { Err(Error::Empty(shown)) } else { Ok(streams) }
 }
 
-/// Replays all streams with a drafter; with [`Contestant::Merged`], with `all` others merged.
+/// Replays all streams with a drafter; with [`ReplayDrafter::Merged`], with `all` others merged.
 pub fn play(
-    contestant: Contestant,
-    all: &[Contestant],
+    drafter: ReplayDrafter,
+    all: &[ReplayDrafter],
     workload: &str,
     streams: &[Stream],
-    game: Game<'_>,
+    settings: ReplaySettings<'_>,
 ) -> Row {
-    let single = [contestant];
-    let others: Vec<Contestant> = all.iter().copied().filter(|one| *one != Contestant::Merged).collect();
-    let players = if contestant == Contestant::Merged { &others[..] } else { &single[..] };
-    let mut library = Library::new(players.contains(&Contestant::Memory), game);
+    let single = [drafter];
+    let others: Vec<ReplayDrafter> =
+        all.iter().copied().filter(|one| *one != ReplayDrafter::Merged).collect();
+    let drafters = if drafter == ReplayDrafter::Merged { &others[..] } else { &single[..] };
+    let mut earlier = EarlierTexts::new(drafters.contains(&ReplayDrafter::Memory), settings);
     let mut score = Score::default();
     let mut survival = Survival::default();
     for (at, stream) in streams.iter().enumerate() {
-        let context = longer(streams, at, game.context);
-        let mut table = Table::sit(players, &library, stream, &context, &mut score);
-        table.play(&mut survival, game, &mut score);
-        library.learn(stream);
+        let context = longer(streams, at, settings.context);
+        let mut replay = StreamReplay::start(drafters, &earlier, stream, &context, &mut score);
+        replay.play(&mut survival, settings, &mut score);
+        earlier.learn(stream);
     }
-    score.row(contestant.name(), workload, streams.len(), game.verify, library.bytes_per_token())
+    score.row(drafter.name(), workload, streams.len(), settings.verify, earlier.bytes_per_token())
 }
 
 /// The tokens before a stream's prompt that make its context long enough.
@@ -221,19 +221,19 @@ fn longer(streams: &[Stream], at: usize, wanted: usize) -> Vec<TokenId> {
 }
 
 /// State that outlives a stream: the corpus.
-struct Library {
-    memory: Option<Corpus>,
+struct EarlierTexts {
+    corpus: Option<Corpus>,
     view: View,
     spelling: Option<Arc<dyn Spelling>>,
 }
 
-impl Library {
-    fn new(wanted: bool, game: Game<'_>) -> Self {
+impl EarlierTexts {
+    fn new(wanted: bool, settings: ReplaySettings<'_>) -> Self {
         let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
-        let memory = wanted.then(|| Corpus::new(limits, 1));
-        let spelling = game.spelling.map(Arc::clone);
-        let mut this = Self { memory, view: View::default(), spelling };
-        for stream in game.earlier {
+        let corpus = wanted.then(|| Corpus::new(limits, 1));
+        let spelling = settings.spelling.map(Arc::clone);
+        let mut this = Self { corpus, view: View::default(), spelling };
+        for stream in settings.earlier {
             this.learn(stream);
         }
         this
@@ -246,16 +246,16 @@ impl Library {
     }
 
     fn learn(&mut self, stream: &Stream) {
-        if let Some(memory) = &mut self.memory {
-            memory.learn(&key(), None, &[&stream.prompt[..], &stream.output].concat(), Tick::default());
-            self.view = memory.view(&key());
+        if let Some(corpus) = &mut self.corpus {
+            corpus.learn(&key(), None, &[&stream.prompt[..], &stream.output].concat(), Tick::default());
+            self.view = corpus.view(&key());
         }
     }
 
     fn bytes_per_token(&self) -> Option<f64> {
-        let memory = self.memory.as_ref()?;
-        let tokens: usize = memory.holdings().map(|(_, sizes)| sizes.tokens).sum();
-        Some(memory.bytes() as f64 / tokens.max(1) as f64)
+        let corpus = self.corpus.as_ref()?;
+        let tokens: usize = corpus.holdings().map(|(_, sizes)| sizes.tokens).sum();
+        Some(corpus.bytes() as f64 / tokens.max(1) as f64)
     }
 }
 
@@ -264,22 +264,22 @@ fn key() -> Key {
 }
 
 /// The drafters of one stream.
-struct Table<'a> {
+struct StreamReplay<'a> {
     stream: &'a Stream,
     lookups: Vec<Box<dyn Lookup>>,
     models: bool,
 }
 
-impl<'a> Table<'a> {
-    fn sit(
-        players: &[Contestant],
-        library: &Library,
+impl<'a> StreamReplay<'a> {
+    fn start(
+        drafters: &[ReplayDrafter],
+        earlier: &EarlierTexts,
         stream: &'a Stream,
         context: &[TokenId],
         score: &mut Score,
     ) -> Self {
-        let specs = players.iter().filter_map(|player| player.lookup()).enumerate();
-        let shared = library.shared();
+        let specs = drafters.iter().filter_map(|drafter| drafter.lookup()).enumerate();
+        let shared = earlier.shared();
         let mut lookups: Vec<Box<dyn Lookup>> = specs
             .filter_map(|(at, spec)| {
                 let id = DrafterId { source: spec.source(), number: at as u8 };
@@ -293,20 +293,20 @@ impl<'a> Table<'a> {
             }
         }
         score.read(begun.elapsed(), context.len() + stream.prompt.len());
-        Self { stream, lookups, models: players.contains(&Contestant::Model) }
+        Self { stream, lookups, models: drafters.contains(&ReplayDrafter::Model) }
     }
 
-    fn play(&mut self, survival: &mut Survival, game: Game<'_>, score: &mut Score) {
+    fn play(&mut self, survival: &mut Survival, settings: ReplaySettings<'_>, score: &mut Score) {
         let output = &self.stream.output;
-        let budget = Budget { nodes: game.gamma, depth: game.gamma };
+        let budget = Budget { nodes: settings.gamma, depth: settings.gamma };
         let mut done = 0;
         while done < output.len() {
             let begun = Instant::now();
             let mut drafts: Vec<Tree> = self.lookups.iter().map(|lookup| lookup.draft(budget)).collect();
-            drafts.extend(self.models.then(|| self.chosen(done, game.gamma)));
+            drafts.extend(self.models.then(|| self.chosen(done, settings.gamma)));
             let accept =
                 |vote, company, depth| survival.conditional(TemperatureBucket::Greedy, vote, company, depth);
-            let draft = merge::merge(&drafts, budget, game.shape, accept).tree;
+            let draft = merge::merge(&drafts, budget, settings.shape, accept).tree;
             let drafting = begun.elapsed();
             let run = followed(survival, &draft, output.get(done..).unwrap_or_default());
             let end = (done + run + 1).min(output.len());
@@ -432,7 +432,7 @@ mod tests {
         vec![one.clone(), Stream { choices: Vec::new(), ..one }]
     }
 
-    const GAME: Game<'_> = Game {
+    const GAME: ReplaySettings<'_> = ReplaySettings {
         gamma: 4,
         shape: Shape::Tree,
         earlier: &[],
@@ -455,19 +455,19 @@ mod tests {
 
     #[test]
     fn a_perfect_drafter_yields_gamma_plus_one_and_a_useless_one_yields_one() {
-        let of = |contestant| play(contestant, &Contestant::ALL, "w", &streams(), GAME);
-        let lookup = of(Contestant::PromptLookup);
+        let of = |drafter| play(drafter, &ReplayDrafter::ALL, "w", &streams(), GAME);
+        let lookup = of(ReplayDrafter::PromptLookup);
         assert_eq!((lookup.rounds, lookup.tokens, lookup.accepted), (80, 80, 0), "nothing repeats");
-        let model = of(Contestant::Model);
+        let model = of(ReplayDrafter::Model);
         assert_eq!((model.rounds, model.tokens), (8 + 40, 80), "the second stream has no choices");
-        let memory = of(Contestant::Memory);
+        let corpus = of(ReplayDrafter::Memory);
         // The first stream is learnt for the second: its first round has one matching token and is
         // too short to draft.
         assert!(
-            memory.rounds < 40 + 14 && memory.bytes_per_token.is_some_and(|bytes| bytes > 8.0),
-            "{memory:?}"
+            corpus.rounds < 40 + 14 && corpus.bytes_per_token.is_some_and(|bytes| bytes > 8.0),
+            "{corpus:?}"
         );
-        let merged = of(Contestant::Merged);
+        let merged = of(ReplayDrafter::Merged);
         assert!(
             merged.rounds <= 8 + 14 && merged.mean_acceptance_length > model.mean_acceptance_length,
             "{merged:?}"
@@ -494,7 +494,13 @@ mod tests {
         let prompt = tokens("{\"properties\": {\"unit\": {\"const\": \"kelvin\"}}}");
         let stream = Stream { prompt, output: tokens("{\"unit\": \"kelvin\"}"), choices: Vec::new() };
         let of = |spelling| {
-            play(Contestant::Phrasebook, &[], "w", std::slice::from_ref(&stream), Game { spelling, ..GAME })
+            play(
+                ReplayDrafter::Phrasebook,
+                &[],
+                "w",
+                std::slice::from_ref(&stream),
+                ReplaySettings { spelling, ..GAME },
+            )
         };
         let known: Arc<dyn Spelling> = Arc::new(Bytes);
         assert_eq!(of(None).rounds, 18);
@@ -506,8 +512,8 @@ mod tests {
         let all = streams();
         assert_eq!(longer(&all, 0, 500).len(), 498);
         assert_eq!(longer(&all, 0, 2).len(), 0);
-        let filled = Library::new(true, Game { earlier: &all[..1], ..GAME });
-        let sizes: usize = filled.memory.unwrap().holdings().map(|(_, sizes)| sizes.tokens).sum();
+        let filled = EarlierTexts::new(true, ReplaySettings { earlier: &all[..1], ..GAME });
+        let sizes: usize = filled.corpus.unwrap().holdings().map(|(_, sizes)| sizes.tokens).sum();
         assert_eq!(sizes, 42);
     }
 }

@@ -76,7 +76,7 @@ pub struct Noise {
 }
 
 /// Time limit of a first draft, with the model and device warm or not.
-const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
+const TRY_OUT_TIMEOUT: std::time::Duration = std::time::Duration::from_mins(1);
 
 /// A handle to the running service; the thread ends with the last handle and slot.
 #[derive(Clone, Debug)]
@@ -173,7 +173,7 @@ fn within<T>(mut answer: oneshot::Receiver<T>) -> Option<T> {
     loop {
         match answer.try_recv() {
             Ok(answer) => return Some(answer),
-            Err(oneshot::error::TryRecvError::Empty) if begun.elapsed() < TRIED_WITHIN => {
+            Err(oneshot::error::TryRecvError::Empty) if begun.elapsed() < TRY_OUT_TIMEOUT => {
                 thread::sleep(std::time::Duration::from_millis(2));
             }
             Err(_) => return None,

@@ -26,7 +26,7 @@ use foretell_engines::openai::{Grammar, Language};
 use foretell_engines::text::Tokenizer;
 
 use limits::Turns;
-pub use limits::{Stop, TOO_LARGE, apart};
+pub use limits::{Stop, TOO_LARGE, run_on_thread};
 pub use walker::Constraint;
 
 /// Number of positions that are stored for the next request of the same text.
@@ -63,7 +63,8 @@ impl Grammars {
     pub fn new(tokenizer: &Tokenizer, vocabulary: usize, ends: &[TokenId]) -> Result<Self, String> {
         let spelled = |id: usize| {
             let id = id as TokenId;
-            let bytes = tokenizer.spelling(id).filter(|_| id < tokenizer.end()).unwrap_or_default();
+            let bytes = if id < tokenizer.end() { tokenizer.spelling(id) } else { None };
+            let bytes = bytes.unwrap_or_default();
             // Other special tokens are no text, whatever their names.
             let is_text = !tokenizer.is_special(id) || MARKERS.contains(&&*bytes);
             if is_text { bytes } else { [&[TokTrie::SPECIAL_TOKEN_MARKER], &*bytes].concat() }
@@ -81,8 +82,8 @@ impl Grammars {
     }
 
     /// The position after `output`, which is lost where the grammar does not allow that. Takes
-    /// milliseconds for a usual grammar that is new here, seconds for a hostile one: see [`apart`].
-    /// `store`: later requests go on from there.
+    /// milliseconds for a usual grammar that is new here, seconds for a hostile one: see
+    /// [`run_on_thread`]. `store`: later requests go on from there.
     ///
     /// # Errors
     /// The grammar cannot be used; the reason in words.
@@ -295,7 +296,7 @@ impl GrammarPosition {
             _ if stop.is_set() => self.state = GrammarState::Lost,
             _ => {
                 self.state =
-                    self.source.anew(&self.output, stop).map_or(GrammarState::Lost, GrammarState::Within)
+                    self.source.anew(&self.output, stop).map_or(GrammarState::Lost, GrammarState::Within);
             }
         }
         if let GrammarState::Within(walk) = &self.state

@@ -19,8 +19,8 @@ pub struct Opened {
     pub device: String,
 }
 
-/// Opens a model folder: an export of Foretell (`onnx/train/export.py`), of optimum, or of the model
-/// builder of onnxruntime-genai.
+/// Opens a model folder: an export of Foretell (`onnx/train/export.py`), of optimum, or of the
+/// model builder of onnxruntime-genai.
 ///
 /// # Errors
 /// The folder has no graph, its files are damaged or do not fit each other, its inputs are those of

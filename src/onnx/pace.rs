@@ -80,7 +80,7 @@ fn join(batch: &mut Batch, feed: &Feed<'_>, cached: usize) {
 }
 
 /// A clock that can be waited on.
-pub trait Watch: Send {
+pub trait Clock: Send {
     /// The current time.
     fn now(&self) -> Tick;
     /// Returns at that time, or at once if it has passed.
@@ -90,7 +90,7 @@ pub trait Watch: Send {
 /// The system's clock, from its first moment on.
 struct SystemClock(Instant);
 
-impl Watch for SystemClock {
+impl Clock for SystemClock {
     fn now(&self) -> Tick {
         Tick(u64::try_from(self.0.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
@@ -104,7 +104,7 @@ impl Watch for SystemClock {
 pub struct Paced {
     model: Box<dyn Forward>,
     pace: Pace,
-    watch: Box<dyn Watch>,
+    clock: Box<dyn Clock>,
     step: Batch,
     /// Time at which the last run was due to end, if the model has been busy since.
     due: Option<Tick>,
@@ -116,8 +116,8 @@ impl Paced {
         Self::by(model, pace, Box::new(SystemClock(Instant::now())))
     }
 
-    pub fn by(model: Box<dyn Forward>, pace: Pace, watch: Box<dyn Watch>) -> Self {
-        Self { model, pace, watch, step: Batch::default(), due: None }
+    pub fn by(model: Box<dyn Forward>, pace: Pace, clock: Box<dyn Clock>) -> Self {
+        Self { model, pace, clock, step: Batch::default(), due: None }
     }
 }
 
@@ -156,22 +156,22 @@ impl Forward for Paced {
     }
 
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
-        let begun = self.due.unwrap_or_else(|| self.watch.now());
+        let begun = self.due.unwrap_or_else(|| self.clock.now());
         let cached = |feed: &Feed<'_>| self.model.len(feed.lane);
         let takes = self.pace.run(&mut self.step, feeds.iter().map(|feed| (*feed, cached(feed))));
         let logits = self.model.run(feeds);
         // If the model was slower than its pace, later runs do not catch up.
-        let due = begun.after(takes).max(self.watch.now());
-        self.watch.wait_until(due);
+        let due = begun.after(takes).max(self.clock.now());
+        self.clock.wait_until(due);
         self.due = Some(due);
         logits
     }
 
     fn propose(&mut self, behind: &[Behind<'_>]) -> Vec<HeadDraft> {
-        let begun = self.watch.now();
+        let begun = self.clock.now();
         let proposed = self.model.propose(behind);
         // The pace does not know a head: its time is added as it is here.
-        let took = Duration::from_secs_f64(self.watch.now().seconds_since(begun));
+        let took = Duration::from_secs_f64(self.clock.now().seconds_since(begun));
         self.due = self.due.map(|due| due.after(took));
         proposed
     }

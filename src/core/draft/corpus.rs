@@ -76,7 +76,6 @@ pub struct Events {
     pub expired: u64,
 }
 
-/// A text in the corpus.
 #[derive(Clone, Copy, Debug)]
 pub struct Text<'a> {
     /// The key that it is stored under.
@@ -85,7 +84,6 @@ pub struct Text<'a> {
     pub owner: Option<&'a str>,
     /// Time since it was last used.
     pub age: Duration,
-    /// Its tokens.
     pub ids: &'a [TokenId],
 }
 

@@ -62,7 +62,6 @@ pub struct DrafterId {
 }
 
 impl DrafterId {
-    /// The model with this number.
     pub const fn model(number: u8) -> Self {
         Self { source: Source::Model, number }
     }
@@ -98,7 +97,6 @@ pub struct Vote {
 }
 
 impl Vote {
-    /// The vote of a drafter.
     pub fn new(drafter: impl Into<DrafterId>, features: Features) -> Self {
         Self { drafter: drafter.into(), features }
     }
@@ -181,7 +179,6 @@ impl Tree {
         Self { nodes: tokens.iter().enumerate().map(node).collect() }
     }
 
-    /// A tree with capacity for `nodes` nodes.
     pub(super) fn with_capacity(nodes: usize) -> Self {
         Self { nodes: Vec::with_capacity(nodes) }
     }

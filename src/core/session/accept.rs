@@ -53,7 +53,6 @@ impl Accepted {
 /// The acceptance rule, its tolerance, and the limits of its drift.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accept {
-    /// The rule.
     pub rule: Rule,
     /// Tolerance of a lossy rule, by temperature and load.
     pub tolerance: Tolerance,
@@ -88,7 +87,6 @@ impl Accept {
 
 /// A round to be judged.
 pub struct Judged<'a> {
-    /// The draft.
     pub draft: &'a Tree,
     /// The backend's verification result for it.
     pub result: &'a VerifyResult,

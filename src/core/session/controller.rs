@@ -24,7 +24,6 @@ use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Tree, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
 use crate::words::{PlainReason, Proposal, Put, VerifyMethod};
 
-/// The next step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NextStep {
     /// Decode plainly, for this reason.
@@ -50,7 +49,7 @@ pub struct SessionState {
 
 /// A verify request that was answered.
 #[derive(Clone, Copy, Debug)]
-pub struct Took {
+pub struct VerifyTiming {
     /// Method and number of nodes.
     pub put: Put,
     /// Nodes of the draft, of which the dialect may send fewer.
@@ -94,8 +93,8 @@ pub struct SpeculationController {
     /// The merged draft of the lookups that plain tokens are compared with; `None` between two
     /// rounds.
     virtual_round: Option<VirtualRound>,
-    /// Plain tokens since the first virtual round that were not in one that counts, and that no
-    /// counted round stands for yet; `None` before the first, and while it speculates.
+    /// Plain tokens that no counted virtual round covers yet; `None` before the first virtual
+    /// round, and while it speculates.
     uncounted: Option<usize>,
     /// The model that drafts for this session, if one does.
     model: DrafterId,
@@ -410,8 +409,8 @@ impl SpeculationController {
     }
 
     /// Takes the cost of a verify request: by the method and with the nodes that were sent.
-    pub fn called(&mut self, took: &Took, now: Tick) {
-        let Took { put, planned, seconds, concurrent, modelled, decided } = *took;
+    pub fn called(&mut self, timing: &VerifyTiming, now: Tick) {
+        let VerifyTiming { put, planned, seconds, concurrent, modelled, decided } = *timing;
         let (way, nodes) = (Way::by(put.method, self.fed), put.nodes);
         if put.method == VerifyMethod::FanOut && nodes < planned {
             self.cut = Some((nodes.max(1), self.fed + CUT_FOR));

@@ -126,7 +126,7 @@ impl<W: Walk> Session<W> {
             id,
             scope: if start.first_token_alone { PlainScope::FirstToken } else { PlainScope::Client },
             most: u32::MAX,
-            brought: 0,
+            received: 0,
             since,
             last: None,
             after_rounds: false,
@@ -185,8 +185,8 @@ impl<W: Walk> Session<W> {
         self.output.reasoning_tokens()
     }
 
-    /// Bytes that it holds, counted against `limits.memory`: allocations of its lookups, and an
-    /// estimate of the rest.
+    /// Bytes counted against `limits.memory`: allocations of its lookups, and an estimate of the
+    /// rest.
     pub fn bytes(&self) -> u64 {
         footprint(self.prompt().len() + self.output().len()) + self.controller.lookup_bytes() as u64
     }
@@ -250,7 +250,7 @@ impl<W: Walk> Session<W> {
     }
 
     fn finish(&mut self, finish: Option<Finish>) {
-        let under_way = self.flight.land();
+        let under_way = self.flight.drain();
         self.resume_at = None;
         self.presence = None;
         if std::mem::replace(&mut self.over, true) {
@@ -295,11 +295,11 @@ impl<W: Walk> Session<W> {
     }
 
     fn emit(&mut self, delta: Delta) {
-        self.brought(delta, Action::Emit);
+        self.release(delta, Action::Emit);
     }
 
     /// Notes output that goes out by this action.
-    fn brought(&mut self, delta: Delta, by: fn(Delta) -> Action) {
+    fn release(&mut self, delta: Delta, by: fn(Delta) -> Action) {
         let tokens = self.output.tokens().len();
         self.summary.output_tokens = tokens as u32;
         if !delta.tokens.is_empty() {

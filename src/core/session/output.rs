@@ -74,7 +74,6 @@ impl Output {
         }
     }
 
-    /// All output tokens.
     pub fn tokens(&self) -> &[TokenId] {
         &self.tokens
     }

@@ -23,8 +23,8 @@ pub struct Start {
     /// Turns output tokens into text.
     pub decode: Box<dyn Decode>,
     /// Tokens that a parser of the backend may take out of its text (added tokens, in a chat), in
-    /// ascending order. One of them in the first plain request is doubt: its effect on the
-    /// backend's text is not known by its id.
+    /// ascending order. With one of them in the first plain request the ids are in doubt: its
+    /// effect on the backend's text is not known by its id.
     pub marks: Arc<[TokenId]>,
     /// Makes the parser of its output, where the backend parses it; then there are no stop texts.
     /// `None` where it sends text only.

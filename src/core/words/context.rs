@@ -37,7 +37,6 @@ impl TokenContext {
         &self.prompt
     }
 
-    /// The output so far.
     pub fn output(&self) -> &[TokenId] {
         &self.output
     }
@@ -47,7 +46,6 @@ impl TokenContext {
         self.prompt.len() + self.output.len()
     }
 
-    /// True if there is no token at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -105,7 +105,6 @@ impl Stage {
     /// Every stage, in the order of a request.
     pub const ALL: [Self; 4] = [Self::Parse, Self::Decide, Self::Draft, Self::Stream];
 
-    /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Parse => "parse",
@@ -121,7 +120,6 @@ impl Stage {
 pub struct Section {
     /// The heading in the reference.
     pub title: &'static str,
-    /// Its metrics.
     pub entries: fn() -> Vec<MetricEntry>,
 }
 
@@ -219,7 +217,6 @@ pub fn prompt_bucket(tokens: usize) -> &'static str {
     bucket.map_or(LONGEST, |(name, _)| name)
 }
 
-/// Every metric.
 pub fn all() -> impl Iterator<Item = MetricEntry> {
     SECTIONS.iter().flat_map(|section| (section.entries)())
 }

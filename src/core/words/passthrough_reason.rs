@@ -161,7 +161,6 @@ impl PassthroughReason {
 /// one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The reason.
     pub reason: PassthroughReason,
     /// Name of the parameter, as the table of parameters spells it; `None` if no single one causes
     /// it.

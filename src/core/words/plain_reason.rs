@@ -183,7 +183,6 @@ impl PlainReason {
         }
     }
 
-    /// The reason in plain words.
     pub const fn words(self) -> &'static str {
         match self {
             Self::ControlGroup => "the request is in the control group, which is decoded plainly",

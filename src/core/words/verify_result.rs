@@ -60,7 +60,6 @@ impl VerifyMethod {
 /// The shape of the drafts that a method verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// A tree.
     Tree,
     /// A chain: the likeliest path.
     Chain,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::complain;
-use crate::replay::{self, Contestant, Game, Row, Stream};
+use crate::replay::{self, ReplayDrafter, ReplaySettings, Row, Stream};
 use foretell::cli::Exit;
 use foretell_core::draft::Spelling;
 use foretell_core::words::Shape;
@@ -73,13 +73,13 @@ pub fn run(args: &DraftersArgs, out: &mut impl Write) -> Exit {
 }
 
 fn played(args: &DraftersArgs) -> Result<Vec<Row>, Unusable> {
-    let (players, shape) = read(args)?;
+    let (drafters, shape) = read(args)?;
     let streams = |path: &PathBuf| replay::read(path).map_err(Unusable::Streams);
     let earlier: Vec<Stream> =
         args.earlier.iter().map(streams).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
     let verify = Duration::from_secs_f64(args.verify_ms / 1e3);
-    let spelling = spelling(args.tokenizer.as_deref(), &players)?;
-    let game = Game {
+    let spelling = spelling(args.tokenizer.as_deref(), &drafters)?;
+    let settings = ReplaySettings {
         gamma: args.gamma,
         shape,
         earlier: &earlier,
@@ -91,14 +91,16 @@ fn played(args: &DraftersArgs) -> Result<Vec<Row>, Unusable> {
     for path in &args.streams {
         let streams = streams(path)?;
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        rows.extend(players.iter().map(|player| replay::play(*player, &players, &name, &streams, game)));
+        rows.extend(
+            drafters.iter().map(|drafter| replay::play(*drafter, &drafters, &name, &streams, settings)),
+        );
     }
     Ok(rows)
 }
 
 /// The tokenizer of the streams; it is only opened for a drafter that needs it.
-fn spelling(file: Option<&Path>, players: &[Contestant]) -> Result<Option<Arc<dyn Spelling>>, Unusable> {
-    if !players.contains(&Contestant::Phrasebook) {
+fn spelling(file: Option<&Path>, drafters: &[ReplayDrafter]) -> Result<Option<Arc<dyn Spelling>>, Unusable> {
+    if !drafters.contains(&ReplayDrafter::Phrasebook) {
         return Ok(None);
     }
     let unusable = |got: String| {
@@ -127,20 +129,20 @@ fn refuse(unusable: &Unusable) -> Exit {
     Exit::Usage
 }
 
-fn read(args: &DraftersArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
+fn read(args: &DraftersArgs) -> Result<(Vec<ReplayDrafter>, Shape), Unusable> {
     let value = |flag, allowed, got: String| Unusable::Value { flag, allowed, got };
     let parse = |name: &String| {
         let allowed = "prompt_lookup, suffix, suffix_tenant, phrasebook, model, merged";
-        Contestant::parse(name).ok_or_else(|| value("drafters", allowed, name.clone()))
+        ReplayDrafter::parse(name).ok_or_else(|| value("drafters", allowed, name.clone()))
     };
-    let players = args.drafters.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    let drafters = args.drafters.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
     if !(1..=MAX_GAMMA).contains(&args.gamma) {
         return Err(value("gamma", "1..=32", args.gamma.to_string()));
     }
     if !(0.0..=MAX_VERIFY).contains(&args.verify_ms) {
         return Err(value("verify-ms", "0..=60000", args.verify_ms.to_string()));
     }
-    Ok((players, if args.chain { Shape::Chain } else { Shape::Tree }))
+    Ok((drafters, if args.chain { Shape::Chain } else { Shape::Tree }))
 }
 
 fn table(rows: &[Row]) -> String {

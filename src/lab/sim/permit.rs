@@ -54,7 +54,6 @@ const SLOTS: f64 = 0.1;
 
 /// `prompt_lookup`, in the words of a policy.
 pub const PROMPT_LOOKUP: &str = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }";
-/// `suffix`.
 pub const SUFFIX: &str = "{ kind: suffix }";
 /// A model drafter with the target's vocabulary.
 pub const MODEL_DRAFTER: &str = "{ kind: model, model: draft, vocabulary: same }";

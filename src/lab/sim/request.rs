@@ -25,7 +25,6 @@ pub struct Request {
     pub done: usize,
     /// Its calls to the engine.
     pub calls: Vec<Call>,
-    /// Its requests to the drafter.
     pub drafter_requests: Vec<PendingAction>,
     /// Tokens of prompt and output that the drafter has read.
     pub read: usize,
@@ -48,18 +47,15 @@ pub struct Call {
     pub action: ActionId,
     /// Its job id at the engine.
     pub job: JobId,
-    /// Its kind.
     pub kind: CallKind,
 }
 
-/// Kind of a call.
 #[derive(Clone, Debug)]
 pub enum CallKind {
     /// A plain request for `tokens` tokens from output position `from` on.
     Plain {
         /// Its first output position.
         from: usize,
-        /// Requested tokens.
         tokens: usize,
         /// The client's request.
         first: bool,
@@ -79,12 +75,12 @@ pub struct PendingAction {
     /// The action that it carries out.
     pub action: ActionId,
     /// Its kind.
-    pub what: What,
+    pub task: DrafterTask,
 }
 
 /// Kind of a request to the drafter.
 #[derive(Clone, Copy, Debug)]
-pub enum What {
+pub enum DrafterTask {
     /// This number of tokens from an output position on.
     Draft(usize, usize),
     /// Its choices from this output position on.
@@ -108,7 +104,6 @@ impl Decode for NoText {
     }
 }
 
-/// A new session.
 pub fn session(script: &Script, rules: Rules, control: &Arc<Control>, seed: u64, now: Tick) -> Box<Session> {
     let start = Start {
         prompt: None,

@@ -50,7 +50,6 @@ pub enum Unreadable {
     /// The file cannot be read.
     #[error("{path}: {source}")]
     File {
-        /// Its path.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,

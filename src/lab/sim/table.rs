@@ -58,7 +58,6 @@ pub struct Sweep {
 /// A setting with its expectations.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// Its name.
     pub name: String,
     /// Description, in one line.
     pub about: String,
@@ -81,7 +80,6 @@ pub struct Table {
 /// Expected range of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
-    /// The figure.
     pub figure: Figure,
     /// Minimum.
     pub min: Option<f64>,
@@ -104,7 +102,6 @@ pub enum Unusable {
     /// The file cannot be read.
     #[error("{path}: {source}")]
     File {
-        /// Its path.
         path: std::path::PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -112,7 +109,6 @@ pub enum Unusable {
     /// A setting has an error.
     #[error("{file}:{line}: {message}")]
     Settings {
-        /// The file.
         file: String,
         /// Line in it, counted from 1.
         line: u64,

@@ -44,14 +44,16 @@ const SYMBOLS: usize = 100_000;
 /// Stack of a thread that works on a grammar: the engine recurses on nested expressions.
 const STACK: usize = 64 << 20;
 /// Maximum time of a request's grammar before its first token, and of each token after that.
-pub(super) const WITHIN: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of grammars that are compiled at once.
 const COMPILING: usize = 8;
 
 /// Sets the limits of llguidance.
 pub(super) fn set(limits: &mut ParserLimits) {
-    (limits.max_lexer_states, limits.max_items_in_row) = (LEXER_STATES, ROW_ITEMS);
-    (limits.initial_lexer_fuel, limits.max_grammar_size) = (LEXER_FUEL, SYMBOLS);
+    limits.max_lexer_states = LEXER_STATES;
+    limits.max_items_in_row = ROW_ITEMS;
+    limits.initial_lexer_fuel = LEXER_FUEL;
+    limits.max_grammar_size = SYMBOLS;
     // It would run each large expression over the complete vocabulary.
     limits.precompute_large_lexemes = false;
     limits.verbose_errors = false;
@@ -188,13 +190,13 @@ pub(super) fn spawn(act: impl FnOnce() + Send + 'static) -> Result<(), String> {
 ///
 /// # Errors
 /// The work has failed, or takes too long; the reason in words.
-pub fn apart<T: Send + 'static>(
+pub fn run_on_thread<T: Send + 'static>(
     act: impl FnOnce(&Stop) -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     let (stop, (done, result)) = (Stop::default(), sync_channel(1));
     let theirs = stop.clone();
     spawn(move || drop(done.send(act(&theirs))))?;
-    result.recv_timeout(WITHIN).unwrap_or_else(|why| {
+    result.recv_timeout(TIMEOUT).unwrap_or_else(|why| {
         stop.set();
         Err(match why {
             RecvTimeoutError::Timeout => TOO_LARGE,
@@ -218,7 +220,7 @@ impl Turns {
     /// There was none in time.
     pub fn take(self: &Arc<Self>) -> Result<Turn, String> {
         let mut taken = self.taken.lock();
-        let late = self.given.wait_while_for(&mut taken, |taken| *taken >= COMPILING, WITHIN);
+        let late = self.given.wait_while_for(&mut taken, |taken| *taken >= COMPILING, TIMEOUT);
         if late.timed_out() && *taken >= COMPILING {
             return Err("other grammars are being compiled".to_owned());
         }

@@ -338,7 +338,7 @@ fn a_hostile_grammar_ends_in_an_error_or_is_followed() {
     let grammars = Arc::new(grammars());
     for (name, hostile) in hostile() {
         let theirs = Arc::clone(&grammars);
-        let followed = apart(move |stop| {
+        let followed = run_on_thread(move |stop| {
             let mut position = theirs.position_after(&hostile, &[], true, stop)?;
             let mut next = position.next(stop)?;
             for _ in 0..100 {
@@ -384,7 +384,7 @@ fn what_takes_too_long_to_compile_is_refused_by_its_size() {
 #[test]
 fn work_that_takes_too_long_is_an_error_and_is_stopped() {
     let (tell, told) = std::sync::mpsc::channel();
-    let done = apart(move |stop| -> Result<(), String> {
+    let done = run_on_thread(move |stop| -> Result<(), String> {
         while !stop.is_set() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
@@ -392,5 +392,8 @@ fn work_that_takes_too_long_is_an_error_and_is_stopped() {
     });
     assert_eq!(done, Err(TOO_LARGE.to_owned()));
     told.recv().unwrap();
-    assert_eq!(apart(|_| -> Result<(), String> { panic!("as on a bug") }), Err(limits::FAILED.to_owned()));
+    assert_eq!(
+        run_on_thread(|_| -> Result<(), String> { panic!("as on a bug") }),
+        Err(limits::FAILED.to_owned())
+    );
 }

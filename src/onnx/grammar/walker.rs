@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use super::limits::{FAILED, TOO_LARGE, WITHIN, spawn};
+use super::limits::{FAILED, TIMEOUT, TOO_LARGE, spawn};
 use super::{GrammarPosition, Next, Stop};
 use foretell_core::units::TokenId;
 
@@ -103,7 +103,7 @@ impl Walker {
     fn next(&mut self) -> Option<Result<Next, String>> {
         match self.nexts.try_recv() {
             Ok(next) => Some(next),
-            Err(TryRecvError::Empty) if self.requested.elapsed() < WITHIN => None,
+            Err(TryRecvError::Empty) if self.requested.elapsed() < TIMEOUT => None,
             Err(TryRecvError::Empty) => Some(Err(TOO_LARGE.to_owned())),
             Err(TryRecvError::Disconnected) => Some(Err(FAILED.to_owned())),
         }

@@ -44,7 +44,6 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// All.
     pub const ALL: [Self; 9] = [
         Self::L4With7b,
         Self::L4With8b,
@@ -72,7 +71,6 @@ impl Profile {
         }
     }
 
-    /// The profile with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|profile| profile.name() == name)
     }

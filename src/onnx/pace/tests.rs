@@ -158,7 +158,7 @@ impl Hand {
     }
 }
 
-impl Watch for Hand {
+impl Clock for Hand {
     fn now(&self) -> Tick {
         Tick(self.micros())
     }

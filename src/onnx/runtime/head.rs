@@ -113,7 +113,7 @@ impl Head {
         let mut noise = Vec::with_capacity(all);
         for position in (position..).take(self.steps) {
             let of_position = PositionNoise::new(seed, choice, position);
-            let of_token = |&token: &TokenId| temperature as f32 * nearly(of_position.hash(token));
+            let of_token = |&token: &TokenId| temperature as f32 * approximate_noise(of_position.hash(token));
             noise.extend(self.frequent.iter().map(of_token));
         }
         noise
@@ -151,7 +151,7 @@ impl Head {
 
 /// The noise of a hash to within a hundredth, for drafts: tens of thousands of tokens a draft, of
 /// which most could not win with any.
-fn nearly(hash: u64) -> f32 {
+fn approximate_noise(hash: u64) -> f32 {
     static TABLE: LazyLock<Vec<f32>> = LazyLock::new(|| {
         let middle = |at: u64| (at << (64 - BITS)) | (1 << (63 - BITS));
         (0..1 << BITS).map(|at| PositionNoise::noise(middle(at)) as f32).collect()
@@ -170,7 +170,7 @@ mod tests {
     fn noise_of_drafts_is_near_that_of_the_target() {
         for at in 0..100_000 {
             let hash = SplitMix64::mix(at);
-            let (near, exact) = (f64::from(nearly(hash)), PositionNoise::noise(hash));
+            let (near, exact) = (f64::from(approximate_noise(hash)), PositionNoise::noise(hash));
             assert!((near - exact).abs() < 0.01 || exact < -1.5, "{near} {exact}");
             assert!((near - exact).abs() < 0.3, "{near} {exact}");
         }

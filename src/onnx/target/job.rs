@@ -64,9 +64,7 @@ pub enum Event {
         /// Scores of the prompt tokens from the second one on, if requested.
         rows: Vec<PromptRow>,
     },
-    /// A new token.
     Token(Token),
-    /// It failed.
     Failed(Failure),
 }
 
@@ -91,10 +89,8 @@ impl From<&str> for Failure {
     }
 }
 
-/// One new token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// Token id.
     pub id: TokenId,
     /// Log-probabilities, if requested.
     pub scores: Option<Scores>,

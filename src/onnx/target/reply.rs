@@ -41,9 +41,9 @@ pub(super) struct Choice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) message: Option<Said>,
+    pub(super) message: Option<MessageContent>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) delta: Option<Said>,
+    pub(super) delta: Option<MessageContent>,
     pub(super) logprobs: Option<Value>,
     pub(super) finish_reason: Option<&'static str>,
     pub(super) stop_reason: Option<Value>,
@@ -86,30 +86,30 @@ impl Choice {
     }
 
     /// Puts the text into the field that the route uses.
-    pub(super) fn say(&mut self, route: Route, stream: bool, role: bool, text: String) {
+    pub(super) fn set_text(&mut self, route: Route, stream: bool, role: bool, text: String) {
         let role = role.then_some("assistant");
         match (route, stream) {
             (Route::Completions, _) => self.text = Some(text),
             (Route::Chat, false) => {
-                self.message = Some(Said::Text(Message { role: Some("assistant"), content: text }));
+                self.message = Some(MessageContent::Text(Message { role: Some("assistant"), content: text }));
             }
-            (Route::Chat, true) => self.delta = Some(Said::Text(Message { role, content: text })),
+            (Route::Chat, true) => self.delta = Some(MessageContent::Text(Message { role, content: text })),
         }
     }
 
     /// Puts the parts of a parsed piece into the delta of a stream.
-    pub(super) fn say_parts(&mut self, role: bool, parsed: &Parsed, id: impl FnMut() -> String) {
+    pub(super) fn set_delta(&mut self, role: bool, parsed: &Parsed, id: impl FnMut() -> String) {
         let mut id = id;
         let mut delta = parts::write(parsed, REASONING, |_| id());
         if role {
             delta.insert("role".to_owned(), "assistant".into());
         }
-        self.delta = Some(Said::Parts(delta));
+        self.delta = Some(MessageContent::Parts(delta));
     }
 
     /// Puts the parts of an answer that is not streamed into its message.
-    pub(super) fn say_buffered(&mut self, answer: &ParsedMessage, id: impl FnMut() -> String) {
-        self.message = Some(Said::Parts(message(answer, id)));
+    pub(super) fn set_message(&mut self, answer: &ParsedMessage, id: impl FnMut() -> String) {
+        self.message = Some(MessageContent::Parts(message(answer, id)));
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) fn message(answer: &ParsedMessage, id: impl FnMut() -> String) -> Map
 /// Content of a chat: text alone, or the parts that a parser has found.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
-pub(super) enum Said {
+pub(super) enum MessageContent {
     Text(Message),
     Parts(Map<String, Value>),
 }

@@ -29,7 +29,7 @@ use crate::target::parts::{Derender, Generated, Parsing};
 use crate::target::reply::{self, VerifyReply};
 use crate::target::scheduler::Engine;
 use crate::target::stops::Stops;
-use crate::target::stream::{Answer, News, Running};
+use crate::target::stream::{Answer, ChoiceEvent, Running};
 use crate::target::wire::{self, GenerateRequest, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::units::TokenId;
@@ -173,7 +173,7 @@ impl App {
                 let request = self.off_thread(body, |app, body| wire::verify(body, app.served())).await?;
                 let allowed = |app: &Self, request: wire::VerifyRequest| Ok((app.behind(&request)?, request));
                 let (allowed, request) =
-                    self.apart(request.sampling.grammar.is_some(), request, allowed).await?;
+                    self.run_blocking(request.sampling.grammar.is_some(), request, allowed).await?;
                 self.verify(request, allowed).await
             }
             "/tokenize" => {
@@ -183,7 +183,7 @@ impl App {
         }
     }
 
-    /// Parses a request for text and begins with it: apart from the network if the body is long or
+    /// Parses a request for text and begins with it: on a blocking thread if the body is long or
     /// has a grammar.
     async fn begun(
         self: &Arc<Self>,
@@ -192,23 +192,23 @@ impl App {
     ) -> Result<Answer, Refusal> {
         if body.len() > BODY_SHORT {
             let begin = move |app: &Self, body: Bytes| app.begin(read(&body, app.served())?);
-            return self.apart(true, body, begin).await;
+            return self.run_blocking(true, body, begin).await;
         }
         let request = read(&body, self.served())?;
-        self.apart(request.sampling.grammar.is_some(), request, Self::begin).await
+        self.run_blocking(request.sampling.grammar.is_some(), request, Self::begin).await
     }
 
-    /// Parses a body: a long one apart from the network, since tokenizing it takes long.
+    /// Parses a body: a long one on a blocking thread, since tokenizing it takes long.
     async fn off_thread<T: Send + 'static>(
         self: &Arc<Self>,
         body: Bytes,
         read: fn(&Self, &[u8]) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        self.apart(body.len() > BODY_SHORT, body, move |app, body| read(app, &body)).await
+        self.run_blocking(body.len() > BODY_SHORT, body, move |app, body| read(app, &body)).await
     }
 
     /// Calls `act` with what is `given`, on a blocking thread if that may take `long`.
-    async fn apart<G: Send + 'static, T: Send + 'static>(
+    async fn run_blocking<G: Send + 'static, T: Send + 'static>(
         self: &Arc<Self>,
         long: bool,
         given: G,
@@ -529,13 +529,13 @@ fn stream_of(answer: Answer) -> Response<Body> {
         let mut answer = answer?;
         loop {
             match answer.next().await {
-                Some((index, News::Step(step))) => {
+                Some((index, ChoiceEvent::Step(step))) => {
                     if let Some(chunk) = answer.chunk(index, step) {
                         return Some((data(chunk), Some(answer)));
                     }
                 }
-                Some((_, News::Prompt | News::Over)) => {}
-                Some((_, News::Failed(why))) => {
+                Some((_, ChoiceEvent::Prompt | ChoiceEvent::Over)) => {}
+                Some((_, ChoiceEvent::Failed(why))) => {
                     let refusal = failed(why, answer.request.sampling.grammar.as_deref());
                     let error = String::from_utf8_lossy(&refusal.body()).into_owned();
                     return Some((data(format!("data: {error}\n\ndata: [DONE]\n\n")), None));

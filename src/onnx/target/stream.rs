@@ -65,14 +65,13 @@ impl Running {
 }
 
 /// An event of one choice.
-pub(super) enum News {
+pub(super) enum ChoiceEvent {
     /// Its prompt has been computed.
     Prompt,
     /// It has one more token.
     Step(OutputStep),
     /// It ended without a token: `max_tokens` was 0.
     Over,
-    /// It failed.
     Failed(Failure),
 }
 
@@ -118,13 +117,13 @@ impl Answer {
         }
     }
 
-    /// The parts of its text are sent apart.
+    /// The parts of its text are sent as separate members.
     fn parses(&self) -> bool {
         self.request.route == Route::Chat && self.parsing.applies(&self.request.parse_options)
     }
 
     /// The next event of any choice, with the choice's index; `None` when all have ended.
-    pub(super) async fn next(&mut self) -> Option<(usize, News)> {
+    pub(super) async fn next(&mut self) -> Option<(usize, ChoiceEvent)> {
         let (index, event) = poll_fn(|context| {
             let count = self.choices.len();
             let mut open = false;
@@ -146,29 +145,29 @@ impl Answer {
         Some((index, self.digest(index, event)))
     }
 
-    fn digest(&mut self, index: usize, event: Option<Event>) -> News {
+    fn digest(&mut self, index: usize, event: Option<Event>) -> ChoiceEvent {
         let first = index.is_multiple_of(self.request.choices);
         let empty = self.request.max_tokens == Some(0);
-        let Some(choice) = self.choices.get_mut(index) else { return News::Over };
+        let Some(choice) = self.choices.get_mut(index) else { return ChoiceEvent::Over };
         match event {
             Some(Event::Prompt { cached, rows }) => {
                 self.cached += if first { cached } else { 0 };
                 choice.rows = rows;
-                News::Prompt
+                ChoiceEvent::Prompt
             }
             Some(Event::Token(token)) => {
                 let step = choice.output.take(token);
                 if step.finish.is_some() {
                     choice.events = None;
                 }
-                News::Step(step)
+                ChoiceEvent::Step(step)
             }
-            Some(Event::Failed(why)) => News::Failed(why),
+            Some(Event::Failed(why)) => ChoiceEvent::Failed(why),
             None if empty => {
                 choice.events = None;
-                News::Over
+                ChoiceEvent::Over
             }
-            None => News::Failed("the model's thread has ended".into()),
+            None => ChoiceEvent::Failed("the model's thread has ended".into()),
         }
     }
 
@@ -252,8 +251,8 @@ impl Answer {
         }
         let mut choice = Choice { index, logprobs: self.logprobs(index, &scored), ..Choice::default() };
         match parsed {
-            Some(parsed) => choice.say_parts(first, &parsed, || self.parsing.call_id()),
-            None => choice.say(self.request.route, true, first, text),
+            Some(parsed) => choice.set_delta(first, &parsed, || self.parsing.call_id()),
+            None => choice.set_text(self.request.route, true, first, text),
         }
         choice.token_ids = self.request.show.token_ids.then(|| vec![step.id]);
         choice.proposal = step.proposal.as_ref().map(Proposed::from);
@@ -295,15 +294,15 @@ impl Answer {
     /// Waits for every choice to end and returns the answer as JSON.
     pub(super) async fn buffered(mut self) -> Result<Vec<u8>, Failure> {
         let mut done: Vec<Complete> = self.choices.iter().map(|_| Complete::default()).collect();
-        while let Some((index, news)) = self.next().await {
-            match news {
-                News::Step(step) => {
+        while let Some((index, event)) = self.next().await {
+            match event {
+                ChoiceEvent::Step(step) => {
                     if let Some(complete) = done.get_mut(index) {
                         complete.take(step);
                     }
                 }
-                News::Prompt | News::Over => {}
-                News::Failed(why) => return Err(why),
+                ChoiceEvent::Prompt | ChoiceEvent::Over => {}
+                ChoiceEvent::Failed(why) => return Err(why),
             }
         }
         let mut choices = Vec::with_capacity(done.len());
@@ -339,7 +338,7 @@ impl Answer {
         choice.finish(&complete.finish.unwrap_or(Finish::Length));
         match parts {
             Some(parts) => {
-                choice.say_buffered(&parts, || self.parsing.call_id());
+                choice.set_message(&parts, || self.parsing.call_id());
                 if !parts.calls.is_empty() {
                     choice.finish_reason = Some(CALLS);
                 }
@@ -347,7 +346,7 @@ impl Answer {
                     running.reasoning = parts.reasoning_tokens;
                 }
             }
-            None => choice.say(self.request.route, false, true, text),
+            None => choice.set_text(self.request.route, false, true, text),
         }
         let prompt = self.prompt_of(index);
         if let Some(running) = self.choices.get(index) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use foretell_core::units::Tick;
-use foretell_onnx::pace::{Paced, Watch};
+use foretell_onnx::pace::{Clock, Paced};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ impl Hand {
     }
 }
 
-impl Watch for Hand {
+impl Clock for Hand {
     fn now(&self) -> Tick {
         Tick(self.micros())
     }

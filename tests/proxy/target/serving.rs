@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use foretell_engines::openai::{Grammar, Sampling};
 use foretell_onnx::forward::Forward;
-use foretell_onnx::grammar::{Constraint, Grammars, apart};
+use foretell_onnx::grammar::{Constraint, Grammars, run_on_thread};
 use foretell_onnx::pace::Paced;
 use foretell_onnx::sampler::Sampler;
 use foretell_onnx::target::job::{Event, Failure, Generate, Job, Limits};
@@ -134,7 +134,7 @@ fn a_slow_grammar_delays_no_other_output() {
     let words = tempfile::tempdir().unwrap();
     let grammars = Grammars::new(&model::words(words.path()), VOCABULARY, &[EOS]).unwrap();
     let grammar = Grammar::of_structured_outputs(&json!({"regex": "(.{0,200}){0,200}"})).unwrap();
-    let begun = apart(move |stop| {
+    let begun = run_on_thread(move |stop| {
         let mut place = grammars.position_after(&grammar, &[], false, stop)?;
         Ok((place.next(stop)?, place))
     });

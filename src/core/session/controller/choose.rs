@@ -17,7 +17,6 @@ const PROJECTED_OF: f64 = 4.0;
 /// Share of a plain token's time that reading the prompt may take while the client waits.
 const MAX_READ: f64 = 0.5;
 
-/// Inputs of a choice.
 struct ChoiceInputs<'a, 'b> {
     state: SessionState,
     budget: Budget,
@@ -172,7 +171,6 @@ impl SpeculationController {
         first.is_some_and(known) && outlook.begins(quote, self.margin)
     }
 
-    /// The outlook of speculation with the drafter in a slot.
     fn outlook(&self, slot: Option<&SessionDrafter>, inputs: &ChoiceInputs<'_, '_>) -> Outlook {
         let ChoiceInputs { state, round_costs, learnt, .. } = inputs;
         Outlook {

@@ -23,7 +23,7 @@ pub(super) struct PlainFlight {
     /// Maximum tokens requested (continued plain requests).
     pub most: u32,
     /// Tokens so far.
-    pub brought: u32,
+    pub received: u32,
     pub since: Tick,
     /// Time of the last token.
     pub last: Option<Tick>,
@@ -104,7 +104,7 @@ impl Flight {
     }
 
     /// Empties the set and returns the ids.
-    pub fn land(&mut self) -> Vec<ActionId> {
+    pub fn drain(&mut self) -> Vec<ActionId> {
         let under_way = self.all().map(|action| action.0).collect();
         *self = Self::default();
         under_way
@@ -146,7 +146,7 @@ mod tests {
             kinds,
             [Some(ActionKind::Shadow), None, Some(ActionKind::Verify), Some(ActionKind::Draft)]
         );
-        assert_eq!(flight.land(), [ActionId(4), ActionId(3), ActionId(1)]);
+        assert_eq!(flight.drain(), [ActionId(4), ActionId(3), ActionId(1)]);
         assert_eq!((flight.deadline(), flight.kind(ActionId(3))), (None, None));
     }
 }

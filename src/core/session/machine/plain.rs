@@ -37,7 +37,7 @@ impl<W: Walk> Session<W> {
             }
             Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if plain.scope == PlainScope::Rest => {
-                self.wait(pause, now)
+                self.wait(pause, now);
             }
             Event::Fault(_) => self.plain_broke(plain, now),
             Event::Draft(_)
@@ -64,8 +64,8 @@ impl<W: Walk> Session<W> {
         }
     }
 
-    /// Tokens of a plain request. At the last ones there is no choice: the backend has ended the
-    /// output, perhaps by a rule that is not known here.
+    /// Takes tokens of a plain request. After the last ones no step is chosen: the backend has
+    /// ended the output, perhaps by a rule that is not known here.
     pub(super) fn token(
         &mut self,
         plain: PlainFlight,
@@ -84,7 +84,7 @@ impl<W: Walk> Session<W> {
         if plain.scope == PlainScope::Client {
             let delta = self.output.plain(tokens, parsed, tail == Tail::Stop);
             self.watch_parser(false);
-            self.brought(delta, Action::Passed);
+            self.release(delta, Action::Passed);
         } else {
             let delta = self.output.extend(&tokens, tail == Tail::Stop);
             self.emit(delta);
@@ -159,7 +159,7 @@ impl<W: Walk> Session<W> {
                 }
             }
             plain.last = Some(now);
-            plain.brought = plain.brought.saturating_add(tokens as u32);
+            plain.received = plain.received.saturating_add(tokens as u32);
         }
         self.flight.plain = Some(plain);
         plain
@@ -197,7 +197,7 @@ impl<W: Walk> Session<W> {
             }
             return self.finish(Some(finish));
         }
-        if finish == Finish::Length && plain.brought >= plain.most {
+        if finish == Finish::Length && plain.received >= plain.most {
             return match self.step(false, now) {
                 NextStep::Plain(reason) => self.decode_plainly(reason, false, now),
                 step => {
@@ -263,7 +263,7 @@ impl<W: Walk> Session<W> {
         }
         let scope = PlainScope::Rest;
         self.flight.plain =
-            Some(PlainFlight { id, scope, most, brought: 0, since: now, last: None, after_rounds });
+            Some(PlainFlight { id, scope, most, received: 0, since: now, last: None, after_rounds });
     }
 
     /// The backend requested a pause and nothing else is in flight: waits for its end, if it is

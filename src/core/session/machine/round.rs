@@ -8,7 +8,7 @@ use super::flight::{Drafting, Verifying};
 use crate::control::Presence;
 use crate::draft::Tree;
 use crate::session::accept::{Accepted, Judged, Walk};
-use crate::session::controller::{NextStep, Took};
+use crate::session::controller::{NextStep, VerifyTiming};
 use crate::session::{Action, Event, Fault, Judging};
 use crate::units::Tick;
 use crate::words::{PlainReason, Put, VerifyResult};
@@ -227,8 +227,8 @@ impl<W: Walk> Session<W> {
         if let Some(put) = result.put.or_else(by_method) {
             let seconds = now.seconds_since(*began);
             let planned = draft.len();
-            let took = Took { put, planned, seconds, concurrent, modelled: *modelled, decided };
-            self.controller.called(&took, now);
+            let timing = VerifyTiming { put, planned, seconds, concurrent, modelled: *modelled, decided };
+            self.controller.called(&timing, now);
         }
     }
 

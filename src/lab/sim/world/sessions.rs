@@ -4,7 +4,7 @@ use super::{Broken, Caller, Happening, Request, World};
 use crate::sim::drafter::{Drafter, Question};
 use crate::sim::engine::{Job, JobId, Verify, Work};
 use crate::sim::later;
-use crate::sim::request::{Call, CallKind, PendingAction, What};
+use crate::sim::request::{Call, CallKind, DrafterTask, PendingAction};
 use foretell_core::draft::Tree;
 use foretell_core::session::{Action, ActionId, Event, Fault, PlainRequest};
 use foretell_core::words::VerifyMethod;
@@ -49,9 +49,11 @@ impl World {
                 Action::Verify(draft, method) => self.verify(number, &mut request, id, &draft, method),
                 Action::Draft { gamma, .. } => {
                     let position = request.done;
-                    self.submit_draft(number, &mut request, id, What::Draft(gamma, position));
+                    self.submit_draft(number, &mut request, id, DrafterTask::Draft(gamma, position));
                 }
-                Action::Shadow { from } => self.submit_draft(number, &mut request, id, What::Shadow(from)),
+                Action::Shadow { from } => {
+                    self.submit_draft(number, &mut request, id, DrafterTask::Shadow(from))
+                }
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
                 Action::Emit(delta) | Action::Passed(delta) => {
                     let position = request.done;
@@ -172,16 +174,16 @@ impl World {
         number: usize,
         request: &mut Request,
         action: ActionId,
-        what: What,
+        task: DrafterTask,
     ) {
         let context = request.context();
-        let runs = if let What::Draft(gamma, _) = what { gamma } else { 1 };
+        let runs = if let DrafterTask::Draft(gamma, _) = task { gamma } else { 1 };
         // At least the last token is read: its row gives the first choice.
         let unread = context.saturating_sub(request.read).max(1);
         let question = Question { request: number, action, runs, unread };
         let in_slots = self.drafter.as_mut().is_some_and(|drafter| drafter.submit(question));
         request.read = context;
-        request.drafter_requests.push(PendingAction { action, what });
+        request.drafter_requests.push(PendingAction { action, task });
         if !in_slots {
             request.drafter_requests.retain(|pending| pending.action != action);
             if let Some(session) = &mut request.session {
@@ -220,9 +222,9 @@ impl World {
                 self.put_back(question.request, request);
                 continue;
             };
-            let event = match pending.what {
-                What::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma)),
-                What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
+            let event = match pending.task {
+                DrafterTask::Draft(gamma, position) => Event::Draft(request.script.draft(position, gamma)),
+                DrafterTask::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
             self.deliver(question.request, request, question.action, [event])?;
         }

@@ -1,4 +1,4 @@
-//! Grammars of requests: what they allow is found here, apart from the network and from the model.
+//! Grammars of requests: what they allow is found here, on a separate thread.
 
 use std::sync::Arc;
 
@@ -23,8 +23,9 @@ impl App {
             let tokenizer = self.words.tokenizer().ok_or("the model has no tokenizer")?;
             Grammars::new(tokenizer, config.vocabulary, &config.eos).map(Arc::new)
         });
-        let done =
-            grammars.clone().and_then(|grammars| grammar::apart(move |stop| act(&grammars, &grammar, stop)));
+        let done = grammars
+            .clone()
+            .and_then(|grammars| grammar::run_on_thread(move |stop| act(&grammars, &grammar, stop)));
         done.map(Some).map_err(|why| invalid(parameter, why))
     }
 
