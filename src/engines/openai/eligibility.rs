@@ -1,6 +1,6 @@
 //! Decides whether a request may be speculated on. Every parameter is looked up in the table; if
-//! one is not carried exactly, the whole request is relayed, with a reason and the parameter that
-//! caused it.
+//! one is not carried exactly, the request is relayed, with a reason and the parameter that caused
+//! it.
 
 use serde_json::{Map, Value};
 

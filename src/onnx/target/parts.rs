@@ -94,7 +94,7 @@ impl Parsing {
         let tokenizer = self.words.tokenizer().ok_or(Unsure);
         let whole = tokenizer.and_then(|tokenizer| {
             parse::with_vocabulary(tokenizer, |vocabulary| {
-                self.parsers.whole(&asked.request(prompt), vocabulary, &texts)
+                self.parsers.unstreamed(&asked.request(prompt), vocabulary, &texts)
             })
         });
         whole.or_else(|_| self.joined(asked, prompt, &texts)).unwrap_or_default()

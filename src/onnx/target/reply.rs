@@ -116,7 +116,7 @@ impl Choice {
 /// The message of a whole answer with parts.
 pub(super) fn message(whole: &ParsedMessage, id: impl FnMut() -> String) -> Map<String, Value> {
     let mut message = Map::from_iter([("role".to_owned(), "assistant".into())]);
-    parts::write_whole(&mut message, whole, REASONING, id);
+    parts::write_message(&mut message, whole, REASONING, id);
     message
 }
 

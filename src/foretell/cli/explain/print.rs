@@ -87,18 +87,18 @@ fn head(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     for note in &told.notes {
         writeln!(out, "note         {note}")?;
     }
-    let asked = match told.asked.as_str() {
+    let asked = match told.facts_from.as_str() {
         "proxy" => "the running proxy",
         "server" => "the server",
         _ => "nobody: the server's properties are not known",
     };
     writeln!(out, "asked        {asked}")?;
-    writeln!(out, "route        {}", told.route)?;
+    writeln!(out, "route        {}", told.request.route)?;
     let (model, backend) =
-        (told.model.as_deref().unwrap_or("none"), told.backend.as_deref().unwrap_or("none"));
+        (told.request.model.as_deref().unwrap_or("none"), told.backend.as_deref().unwrap_or("none"));
     let replica = told.replica.as_ref().map_or(String::new(), |replica| format!(", replica {replica}"));
     writeln!(out, "model        {model} (backend {backend}{replica})")?;
-    if let Some(tenant) = &told.tenant {
+    if let Some(tenant) = &told.request.tenant {
         writeln!(out, "tenant       {tenant}")?;
     }
     let temperature = told.temperature.map_or("not known".to_owned(), |temperature| temperature.to_string());
