@@ -43,8 +43,7 @@ pub fn response(chat: &Value, echo: &Echo, seed: u64) -> Option<Value> {
     Some(echo.response(&state, items.collect(), chat.get("usage")))
 }
 
-/// Usage of a chat as that of a response. Missing counts are 0: clients need a
-/// number.
+/// Usage of a chat as that of a response. Missing counts are 0: clients need a number.
 fn usage(chat: &Value) -> Value {
     let count = |name: &str| chat.get(name).and_then(Value::as_u64).unwrap_or(0);
     let detail = |of: &str, name: &str| chat.get(of).and_then(|of| of.get(name)?.as_u64()).unwrap_or(0);

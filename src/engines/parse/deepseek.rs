@@ -261,8 +261,8 @@ fn call(name: &str, arguments: &str) -> ToolCall {
     ToolCall { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
 }
 
-/// The positions of all that calls are made of in a complete output. They are looked for once for all
-/// calls that lack them.
+/// The positions of all that calls are made of in a complete output. They are looked for once for
+/// all calls that lack them.
 struct Found<'a> {
     output: &'a str,
     starts: Places<'a>,

@@ -3,9 +3,9 @@
 //!
 //! This is Universal Assisted Generation (SLEM, arXiv 2502.05202) made incremental: the two sides
 //! share the text. The generated tokens are decoded once, and only a window of the text is encoded
-//! a second time, because a tokenizer may split the end of a text differently once more text follows. Old
-//! and new tokens of a window are compared by their positions in the text; the old ones are
-//! replaced after the longest run that agrees.
+//! a second time, because a tokenizer may split the end of a text differently once more text
+//! follows. Old and new tokens of a window are compared by their positions in the text; the old
+//! ones are replaced after the longest run that agrees.
 //!
 //! Nothing here affects the output: the target rejects a badly translated draft.
 //!
