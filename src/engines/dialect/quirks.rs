@@ -29,7 +29,7 @@ pub struct Quirks {
     /// The setting without which it does not report the prompt and the sampling of a request
     /// ([`super::Engine::renders`]); `None` if it never does.
     pub render_setting: Option<&'static str>,
-    /// Its chats take sampling defaults from the model's files, and it does not tell them.
+    /// Its chats take sampling defaults from the model's files, and it does not report them.
     pub model_defaults: bool,
     /// How it finds stop texts, and reports them.
     pub stops: StopQuirks,
@@ -39,7 +39,7 @@ pub struct Quirks {
     pub json_type: &'static str,
     /// The last event of a chat's text has an empty delta (llama.cpp).
     pub bare_end: bool,
-    /// Asking for token ids adds events with an empty delta, which otherwise do not exist (vLLM
+    /// Requesting token ids adds events with an empty delta, which otherwise do not exist (vLLM
     /// 0.32, `chat_completion/serving.py`).
     pub hollow_deltas: bool,
     /// The member in which the engine reports the time of an answer, at its end (llama.cpp:
@@ -73,7 +73,7 @@ pub struct StopQuirks {
     /// Stop texts are looked for in a text with special tokens, which its answers do not show
     /// (SGLang).
     pub in_special: bool,
-    /// The part of a streamed text that the engine holds back because a stop text may begin there.
+    /// The part of a streamed text that the engine withholds because a stop text may begin there.
     pub hold: Hold,
     /// The member of a choice that names the stop that ended it (vLLM: `stop_reason`, SGLang:
     /// `matched_stop`); `None` if there is none.
