@@ -8,11 +8,11 @@
 
 mod events;
 mod request;
-mod whole;
+mod unstreamed;
 
 pub use events::Events;
 pub use request::{System, translate};
-pub use whole::{error, message};
+pub use unstreamed::{error, message};
 
 use serde_json::{Map, Value, json};
 
@@ -45,7 +45,7 @@ enum Called {
     No,
     /// Some, the last of which may be cut short.
     Yes,
-    /// Some, each with its whole arguments.
+    /// Some, each with its complete arguments.
     Complete,
 }
 

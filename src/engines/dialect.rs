@@ -37,7 +37,7 @@ use confirm::Confirmer;
 pub use confirmation::{Confirmation, END_TOKENS, MAX_TOKENS};
 pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
-pub use quirks::{Quirks, Usual};
+pub use quirks::{Quirks, StopQuirks, UsageQuirks, Usual};
 pub use recognise::{Answers, Foreign, Question};
 
 /// True if the page at `path` renders requests or parses outputs: a server without the model, such
@@ -54,7 +54,7 @@ pub fn rendering_question() -> Question {
 /// The engines that Foretell knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// Our own ONNX target (`foretell target`).
+    /// The ONNX server (`foretell target`).
     Onnx,
     /// vLLM.
     Vllm,
@@ -70,7 +70,7 @@ pub enum Dialect {
     Triton,
     /// LMDeploy.
     Lmdeploy,
-    /// OpenAI's own API, other hosted ones, and unknown servers.
+    /// OpenAI's API, other hosted ones, and unknown servers.
     OpenAi,
     /// Ollama.
     Ollama,
@@ -245,9 +245,9 @@ pub struct Unreadable(pub &'static str);
 /// The plain request that an event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// The client's own request, on its own route.
+    /// The client's request, on its route.
     First,
-    /// A later one that continues from the whole context, by [`Codec::plain_request`].
+    /// A later one that continues from the complete context, by [`Codec::plain_request`].
     Later,
 }
 
@@ -260,11 +260,11 @@ pub enum PromptAnswer {
     Rendered {
         /// The ids of its prompt.
         prompt: Vec<TokenId>,
-        /// A grammar binds its sampling.
-        bound: bool,
+        /// A grammar constrains its sampling.
+        has_grammar: bool,
     },
     /// One more call has to be made.
-    Ask(Call),
+    Call(Call),
 }
 
 /// Builds the calls to one kind of engine, and reads its answers. The identified engine is an
@@ -277,7 +277,7 @@ pub trait Codec: Sync {
 
     /// True if the first call of a request on this route brings, or leads to, the ids of its
     /// tokens; otherwise the request decodes plainly to its end.
-    fn tells_ids(&self, route: Route) -> bool {
+    fn reports_ids(&self, route: Route) -> bool {
         let _ = route;
         true
     }
@@ -331,20 +331,20 @@ pub trait Codec: Sync {
     /// Maximum output tokens of this request if the client sets no limit.
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
 
-    /// The client's own request with the additive fields that this dialect needs. `seed` may be
-    /// sent if the client sent none, so that a model drafter can share the noise.
+    /// The client's request with the additive fields that this dialect needs. `seed` may be sent if
+    /// the client sent none, so that a model drafter can share the noise.
     fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
 
-    /// True if the first token of this chat comes with its ids and those of the prompt as an answer
-    /// of its own, where streams tell none ([`Codec::tells_ids`]), and nothing but a text is made
-    /// of the tokens.
-    fn tells_first_token(&self, engine: &Engine, request: &Request) -> bool {
+    /// True if the first token of this chat comes with its ids and those of the prompt as a
+    /// separate answer, where streams report none ([`Codec::reports_ids`]), and nothing but a text
+    /// is made of the tokens.
+    fn reports_first_token(&self, engine: &Engine, request: &Request) -> bool {
         let _ = (engine, request);
         false
     }
 
-    /// The client's own chat as one answer of one token with its ids, where
-    /// [`Codec::tells_first_token`].
+    /// The client's chat as one answer of one token with its ids, where
+    /// [`Codec::reports_first_token`].
     fn first_token_request(&self, engine: &Engine, request: &Request) -> Call {
         self.first_request(engine, request, 0)
     }
@@ -361,30 +361,30 @@ pub trait Codec: Sync {
     /// The fields that [`Codec::first_request`] added, to be taken out of the answer.
     fn additive(&self, engine: &Engine, request: &Request) -> Additive;
 
-    /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk
-    /// of a stream, and not into the first chunk, which is the template for all else; each with the
-    /// value that it has if it does not apply. `null` if there are none. See
+    /// Members that this engine puts into an unstreamed answer, or (`unstreamed` is false) into the
+    /// last chunk of a stream, and not into the first chunk, which is the template for all else;
+    /// each with the value that it has if it does not apply. `null` if there are none. See
     /// [`crate::openai::fill`].
-    fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
-        let _ = (engine, route, whole);
+    fn last_members(&self, engine: &Engine, route: Route, unstreamed: bool) -> Value {
+        let _ = (engine, route, unstreamed);
         Value::Null
     }
 
-    /// Corrects a whole answer where [`Codec::last_members`] does not suffice.
+    /// Corrects an unstreamed answer where [`Codec::last_members`] does not suffice.
     fn complete(&self, answer: &mut Value) {
         let _ = answer;
     }
 
-    /// The call that brings the prompt's ids, or tells if a grammar binds the sampling; `None` if
-    /// the first call brings them, or nothing can. Where [`Engine::renders`], only for a request
+    /// The call that brings the prompt's ids, or whether a grammar constrains the sampling; `None`
+    /// if the first call brings them, or nothing can. Where [`Engine::renders`], only for a request
     /// whose prompt or sampling may depend on more than its text: the first event of the answer has
-    /// the prompt's ids too, but says nothing of a grammar.
+    /// the prompt's ids too, but does not report a grammar.
     fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
-        let asks = engine.renders && !request.rendered.is_empty();
-        asks.then(|| shared::render_call(request))
+        let is_needed = engine.renders && !request.rendered.is_empty();
+        is_needed.then(|| shared::render_call(request))
     }
 
-    /// Reads the answer to a call of [`Codec::prompt_ids_call`], or of [`PromptAnswer::Ask`].
+    /// Reads the answer to a call of [`Codec::prompt_ids_call`], or of [`PromptAnswer::Call`].
     ///
     /// # Errors
     /// [`Unreadable`]: it has neither ids nor what the next call needs.
@@ -419,8 +419,8 @@ pub trait Codec: Sync {
         None
     }
 
-    /// A plain request of at most `max_tokens` output tokens that continues from the whole context,
-    /// by token ids.
+    /// A plain request of at most `max_tokens` output tokens that continues from the complete
+    /// context, by token ids.
     fn plain_request(
         &self,
         engine: &Engine,
@@ -449,21 +449,21 @@ pub trait Codec: Sync {
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &VerifyRequest,
+        request: &VerifyRequest,
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable>;
 
     /// True if an answer without a verification result only means that this method cannot decide
     /// here, so that the next one is tried.
-    fn tells_nothing(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
+    fn is_undecided(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
         let _ = (method, status, body);
         false
     }
 
-    /// The same round by the same method, changed so that it can be decided where `asked` brought
+    /// The same round by the same method, changed so that it can be decided where `request` decided
     /// nothing; `None` if there is no such change, so that the next method is tried.
-    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
-        let _ = (engine, round, asked);
+    fn retry(&self, engine: &Engine, round: &Round<'_>, request: &VerifyRequest) -> Option<VerifyRequest> {
+        let _ = (engine, round, request);
         None
     }
 
@@ -488,7 +488,7 @@ pub trait Codec: Sync {
         "this engine has no such verification method".to_owned()
     }
 
-    /// The question for the ids of a text, without special tokens; `None` if it cannot be asked.
+    /// The question for the ids of a text, without special tokens; `None` if there is none.
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
         let _ = (engine, text);
         None

@@ -2,9 +2,9 @@
 //!
 //! A server that was started with `--reasoning-parser` or `--tool-call-parser` sends its chats in
 //! parts. Whoever continues such a chat must cut it at the same places, so each family here follows
-//! vLLM's own parser, quirks included; `tests/goldens/parsers` holds what that one says. Equality
-//! is of the joined parts, for a stream that is parsed token by token. Streamed and whole answers
-//! are parsed by different code there, and by different functions here.
+//! vLLM's parser, quirks included; `tests/goldens/parsers` has its results. Equality is of the
+//! joined parts, for a stream that is parsed token by token. Streamed and unstreamed answers are
+//! parsed by different code there, and by different functions here.
 //!
 //! | module | purpose |
 //! |---|---|
@@ -86,7 +86,7 @@ pub struct Request<'a> {
     pub tools: &'a [Value],
     /// There are tools, and the choice is not `none`.
     pub may_call: bool,
-    /// All calls but the first are left out (`parallel_tool_calls: false`).
+    /// All calls but the first are dropped (`parallel_tool_calls: false`).
     pub single_call: bool,
     /// Variables of the chat template: `chat_template_kwargs`, the server's defaults included.
     pub template: Option<&'a Map<String, Value>>,
@@ -110,7 +110,7 @@ impl fmt::Display for Parsers {
     }
 }
 
-/// The server's answer cannot be told from the output.
+/// The server's answer cannot be determined from the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server's answer cannot be told from the output")]
 pub struct Unsure;
@@ -147,8 +147,8 @@ impl<'a> Template<'a> {
             }
             Thinks::IfEither => is_either || KEYS.iter().all(|key| self.get(key).is_none_or(Value::is_null)),
             Thinks::IfEitherAndEffort => {
-                let is_asked = is_either || KEYS.iter().all(|key| self.get(key).is_none());
-                is_asked && self.get("reasoning_effort").and_then(Value::as_str) != Some("none")
+                let is_requested = is_either || KEYS.iter().all(|key| self.get(key).is_none());
+                is_requested && self.get("reasoning_effort").and_then(Value::as_str) != Some("none")
             }
         }
     }
@@ -209,22 +209,22 @@ impl Parsers {
     ///
     /// # Errors
     /// The server's answer depends on more than the output, or is an error.
-    pub fn whole(
+    pub fn unstreamed(
         self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
     ) -> Result<ParsedMessage, Unsure> {
         let pair = Pair::from(self);
-        let mut whole = if pair.is_harmony() {
-            pair.harmony(vocabulary)?.whole(request, tokens)?
+        let mut message = if pair.is_harmony() {
+            pair.harmony(vocabulary)?.unstreamed(request, tokens)?
         } else {
-            pair.whole(request, vocabulary, tokens)?
+            pair.unstreamed(request, vocabulary, tokens)?
         };
         if request.single_call {
-            whole.calls.truncate(1);
+            message.calls.truncate(1);
         }
-        Ok(whole)
+        Ok(message)
     }
 }
 
@@ -305,8 +305,8 @@ impl Pair {
             return Err(Unsure);
         }
         let template = Template(request.template);
-        let is_asked = template.is_true("thinking") || template.is_true("enable_thinking");
-        if matches!(kind, Thoughts::ThinkIfAsked) && !is_asked {
+        let is_requested = template.is_true("thinking") || template.is_true("enable_thinking");
+        if matches!(kind, Thoughts::ThinkIfRequested) && !is_requested {
             return Ok(None);
         }
         Think::new(vocabulary).ok_or(Unsure).map(Some)
@@ -348,7 +348,7 @@ impl Pair {
         Ok(Stream { reasoning, calls, is_reasoning, hides_calls: !request.may_call, count })
     }
 
-    fn whole(
+    fn unstreamed(
         self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
@@ -364,10 +364,10 @@ impl Pair {
                 for (token, text) in tokens {
                     counter.push(*token, text);
                 }
-                // Most families are not asked if the model does not reason.
-                let is_asked = setup.thinks() || grammar.thinks == Thinks::IfEitherAndEffort;
-                let parts = || Machine::reasoning(setup).whole_reasoning(&text);
-                let (reasoning, content) = if is_asked { parts() } else { (None, Some(text)) };
+                // Most parsers are not called if the model does not reason.
+                let is_requested = setup.thinks() || grammar.thinks == Thinks::IfEitherAndEffort;
+                let parts = || Machine::reasoning(setup).unstreamed_reasoning(&text);
+                let (reasoning, content) = if is_requested { parts() } else { (None, Some(text)) };
                 (reasoning, content, counter.count())
             }
             Some(kind) => match Self::think(kind, request, vocabulary)? {
@@ -375,19 +375,19 @@ impl Pair {
                 Some(think) => {
                     let mut depth = 0;
                     let count = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
-                    let (reasoning, content) = think::whole(&text);
+                    let (reasoning, content) = think::unstreamed(&text);
                     (reasoning, content, count)
                 }
             },
         };
-        let (content, mut calls) = self.whole_calls(request, vocabulary, content)?;
+        let (content, mut calls) = self.unstreamed_calls(request, vocabulary, content)?;
         if !request.may_call {
             calls.clear();
         }
         Ok(ParsedMessage { reasoning, content, calls, reasoning_tokens })
     }
 
-    fn whole_calls(
+    fn unstreamed_calls(
         self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
@@ -397,11 +397,12 @@ impl Pair {
         match self.calls(request, vocabulary)? {
             None => Ok((content, Vec::new())),
             Some(Calls::Deepseek(deepseek)) => {
-                Ok(deepseek::whole(deepseek.layout(), text).unwrap_or((content, Vec::new())))
+                Ok(deepseek::unstreamed(deepseek.layout(), text).unwrap_or((content, Vec::new())))
             }
             Some(calls @ (Calls::Hermes(_) | Calls::Llama(_))) => {
                 let is_hermes = matches!(calls, Calls::Hermes(_));
-                let (rest, calls) = if is_hermes { hermes::whole(text)? } else { llama::whole(text)? };
+                let (rest, calls) =
+                    if is_hermes { hermes::unstreamed(text)? } else { llama::unstreamed(text)? };
                 Ok((if calls.is_empty() { content } else { rest }, calls))
             }
             // The server does not look for calls, and has an empty text for none.
@@ -409,13 +410,14 @@ impl Pair {
                 Ok((Some(text.to_owned()), Vec::new()))
             }
             Some(Calls::Mistral(_)) => {
-                let (rest, calls) = mistral::whole(text)?;
+                let (rest, calls) = mistral::unstreamed(text)?;
                 let is_rest = self.are_machines() || !calls.is_empty();
                 let is_null = request.may_call && rest.as_deref() == Some("");
-                Ok((if is_rest { rest.filter(|_| !is_null) } else { content }, calls))
+                let rest = if is_null { None } else { rest };
+                Ok((if is_rest { rest } else { content }, calls))
             }
             Some(Calls::Machine(machine)) => {
-                let (rest, calls) = machine.whole_calls(text)?;
+                let (rest, calls) = machine.unstreamed_calls(text)?;
                 if calls.is_empty() {
                     return Ok((if self.are_machines() { rest } else { content }, calls));
                 }

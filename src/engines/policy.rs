@@ -89,11 +89,11 @@ impl Policy {
 
     /// True if the policy applies to this request; unknown if that depends on an unknown fact.
     pub fn matches(&self, subject: &Subject<'_>) -> Fact<bool> {
-        self.matcher.holds(subject)
+        self.matcher.matches(subject)
     }
 }
 
-/// Uses of the texts of a policy's requests, where the config file has a place for them.
+/// Uses of the texts of a policy's requests, where the config file names a folder for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Corpus {
     /// True if eligible requests are recorded for training.

@@ -1,11 +1,11 @@
 //! The Responses API of OpenAI as a translation of chats: a request as the chat request that asks
 //! the same, the answer to that as a response.
 //!
-//! As with [`crate::anthropic`], the chat behind it is eligible. Where engines differ,
-//! it does as vLLM does (`vllm/entrypoints/openai/responses`, 0.32, without Harmony), but for
-//! what that leaves out of the API: an answer that a limit cut ends with `response.incomplete`,
-//! and so does its last item; one that broke off ends with `response.failed`; an assistant's
-//! message of several parts is sent whole. PURE.
+//! As with [`crate::anthropic`], the chat behind it is eligible. Where engines differ, it
+//! does as vLLM does (`vllm/entrypoints/openai/responses`, 0.32, without Harmony), but for what
+//! that leaves out of the API: an answer that a limit cut ends with `response.incomplete`, and so
+//! does its last item; one that broke off ends with `response.failed`; an assistant's message of
+//! several parts is sent completely. PURE.
 
 mod custom;
 mod echo;
@@ -43,8 +43,7 @@ pub fn response(chat: &Value, echo: &Echo, seed: u64) -> Option<Value> {
     Some(echo.response(&state, items.collect(), chat.get("usage")))
 }
 
-/// Usage of a chat as that of a response. What a chat does not tell counts as 0: clients need a
-/// number.
+/// Usage of a chat as that of a response. Missing counts are 0: clients need a number.
 fn usage(chat: &Value) -> Value {
     let count = |name: &str| chat.get(name).and_then(Value::as_u64).unwrap_or(0);
     let detail = |of: &str, name: &str| chat.get(of).and_then(|of| of.get(name)?.as_u64()).unwrap_or(0);

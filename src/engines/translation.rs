@@ -1,15 +1,15 @@
-//! What the translations of other APIs into chats share: the reasons for which a request is not
+//! Shared by the translations of other APIs into chats: the reasons for which a request is not
 //! translated, and a chat's answer as parts. PURE.
 
 mod parts;
 
-pub use parts::{Call, End, Events, Part, Stream};
+pub use parts::{AnswerPart, Call, End, Events, Stream};
 pub(crate) use parts::{broken_off, logprobs, of_message, stop, write};
 
 use foretell_core::words::PassthroughReason;
 use serde_json::{Map, Value};
 
-/// How the engine is told whether to reason, and which roles its templates know.
+/// How reasoning is switched on or off at the engine, and which roles its templates know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinking {
     /// By `reasoning_effort` and `thinking_token_budget`; every role is passed on (vLLM).

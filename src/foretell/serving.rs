@@ -136,9 +136,9 @@ impl SessionRunner {
     pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<Permission> {
         let traits = self.setup.learnt.answer_traits(identity);
         let engine = &identity.engine;
-        let tells = engine.dialect.codec().tells_ids(request.route) || engine.tells_first_token(request);
+        let tells = engine.dialect.codec().reports_ids(request.route) || engine.reports_first_token(request);
         let lost = |stop: &String| identity.tokenizer.touches_special(stop);
-        let stops = engine.dialect.quirks().stops_in_special && request.stop.iter().any(lost);
+        let stops = engine.dialect.quirks().stops.in_special && request.stop.iter().any(lost);
         if !tells || stops {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }

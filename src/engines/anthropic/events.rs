@@ -1,11 +1,11 @@
 //! The parts of a chat's stream as the events of a message: a message is a list of blocks, each
-//! begun and ended by an event of its own.
+//! begun and ended by a separate event.
 
 use serde_json::{Value, json};
 
-use super::whole::error;
+use super::unstreamed::error;
 use super::{Called, signature, stopped, usage};
-use crate::translation::{self, End, Part, Stream, broken_off, write};
+use crate::translation::{self, AnswerPart, End, Stream, broken_off, write};
 
 #[derive(Debug)]
 pub struct Events {
@@ -40,26 +40,28 @@ impl translation::Events for Events {
         write(&json!({ "type": "message_start", "message": message }), out);
     }
 
-    fn open(&mut self, part: &Part, out: &mut Vec<u8>) {
+    fn open(&mut self, part: &AnswerPart, out: &mut Vec<u8>) {
         let block = match part {
-            Part::Reasoning => json!({ "type": "thinking", "thinking": "" }),
-            Part::Text => json!({ "type": "text", "text": "" }),
-            Part::Call(call) => json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": {} }),
+            AnswerPart::Reasoning => json!({ "type": "thinking", "thinking": "" }),
+            AnswerPart::Text => json!({ "type": "text", "text": "" }),
+            AnswerPart::Call(call) => {
+                json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": {} })
+            }
         };
         write(&json!({ "type": "content_block_start", "content_block": block, "index": self.index }), out);
     }
 
-    fn piece(&mut self, part: &Part, piece: &str, _: &str, _: &[Value], out: &mut Vec<u8>) {
+    fn piece(&mut self, part: &AnswerPart, piece: &str, _: &str, _: &[Value], out: &mut Vec<u8>) {
         let delta = match part {
-            Part::Reasoning => json!({ "type": "thinking_delta", "thinking": piece }),
-            Part::Text => json!({ "type": "text_delta", "text": piece }),
-            Part::Call(_) => json!({ "type": "input_json_delta", "partial_json": piece }),
+            AnswerPart::Reasoning => json!({ "type": "thinking_delta", "thinking": piece }),
+            AnswerPart::Text => json!({ "type": "text_delta", "text": piece }),
+            AnswerPart::Call(_) => json!({ "type": "input_json_delta", "partial_json": piece }),
         };
         self.delta(&delta, out);
     }
 
-    fn close(&mut self, part: &Part, _: &str, _: Option<&str>, out: &mut Vec<u8>) {
-        if *part == Part::Reasoning {
+    fn close(&mut self, part: &AnswerPart, _: &str, _: Option<&str>, out: &mut Vec<u8>) {
+        if *part == AnswerPart::Reasoning {
             let signature = signature(self.seed, self.index);
             self.delta(&json!({ "type": "signature_delta", "signature": signature }), out);
         }
@@ -69,10 +71,10 @@ impl translation::Events for Events {
 
     /// Says why the text ended.
     fn end(&mut self, end: &End, out: &mut Vec<u8>) {
-        let whole = |arguments: &str| serde_json::from_str::<Value>(arguments).is_ok();
+        let is_complete = |arguments: &str| serde_json::from_str::<Value>(arguments).is_ok();
         let called = match end.arguments.as_deref() {
             None => Called::No,
-            Some(arguments) if whole(arguments) => Called::Complete,
+            Some(arguments) if is_complete(arguments) => Called::Complete,
             Some(_) => Called::Yes,
         };
         let Some((reason, sequence)) = stopped(&end.finish, Some(&end.stop), called) else {

@@ -59,7 +59,7 @@ fn comparable(chat: &Value) -> Value {
 #[test]
 fn requests_become_the_chats_that_vllm_makes_of_them() {
     for record in with("request") {
-        let system = if record["merged"] == true { System::Merged } else { System::InPlace };
+        let system = if record["merged"] == true { System::Merged } else { System::Separate };
         let made = translate(&record["request"], system, Thinking::Effort).unwrap();
         assert_eq!(comparable(&made), comparable(&record["chat"]), "{}", record["request"]);
     }

@@ -7,14 +7,14 @@ use crate::translation::{Thinking, Untranslated, refused, set, stream};
 /// Placement of system messages within the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    InPlace,
+    Separate,
     /// Merged into the one at the beginning: many chat templates refuse any other.
     Merged,
 }
 
 /// Members that a chat has under the same name.
 const SAME: [&str; 5] = ["model", "max_tokens", "temperature", "top_p", "top_k"];
-/// Members without bearing on the answer of an engine of one's own, and members of a chat that the
+/// Members that do not change the answer of a self-hosted engine, and members of a chat that the
 /// API does not have: engines leave them out.
 const IGNORED: [&str; 12] = [
     "metadata",
@@ -42,7 +42,7 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Val
     let Some(members) = body.as_object() else { return refused("body", "an object is needed") };
     let mut chat = Map::new();
     let mut streamed = false;
-    // `system` becomes a message. What is said of thinking holds, whatever else concerns it.
+    // `system` becomes a message. `thinking` has precedence over all else that concerns it.
     let later = ["system", "output_config", "thinking"];
     let given = members.iter().filter(|(name, value)| !value.is_null() && !later.contains(&name.as_str()));
     for (name, value) in given {
@@ -115,7 +115,7 @@ fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value,
         let Some(content) = content else { return refused(&path, "content is missing") };
         match (message.get("role").and_then(Value::as_str), system) {
             (Some("system"), System::Merged) => first.extend(system_texts(content, &path)?),
-            (Some("system"), System::InPlace) => {
+            (Some("system"), System::Separate) => {
                 let text = system_texts(content, &path)?.concat();
                 if !text.is_empty() {
                     chat.push(json!({ "role": "system", "content": text }));
@@ -145,8 +145,8 @@ fn system_texts(content: &Value, path: &str) -> Result<Vec<String>, Untranslated
         }
         _ => return refused(path, "a text or a list of blocks"),
     };
-    let kept = |text: &&str| !text.is_empty() && !text.starts_with(BILLING);
-    Ok(texts.into_iter().filter(kept).map(ToOwned::to_owned).collect())
+    let is_prompt = |text: &&str| !text.is_empty() && !text.starts_with(BILLING);
+    Ok(texts.into_iter().filter(is_prompt).map(ToOwned::to_owned).collect())
 }
 
 /// Parts of a message, gathered from its blocks.
@@ -158,7 +158,7 @@ struct Turn {
     has_reasoning: bool,
 }
 
-/// Adds the messages for one of a user or an assistant. Results of tools are messages of their own,
+/// Adds the messages for one of a user or an assistant. Results of tools are separate messages,
 /// before the user's words.
 fn turn(role: &str, content: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Untranslated> {
     let blocks = match content {
@@ -313,16 +313,16 @@ fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untra
     Ok(())
 }
 
-fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
+fn think(value: &Value, thinking: Thinking, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let kind = value.get("type").and_then(Value::as_str);
-    match (kind, told) {
+    match (kind, thinking) {
         (Some("enabled"), Thinking::Effort) => {
             let budget = value.get("budget_tokens").cloned().unwrap_or_default();
             set(chat, "thinking_token_budget", budget);
         }
         (Some("disabled"), Thinking::Effort) => set(chat, "reasoning_effort", json!("none")),
         (Some(kind @ ("enabled" | "disabled")), Thinking::Template | Thinking::TemplateAndBudget) => {
-            if let (Thinking::TemplateAndBudget, Some(budget)) = (told, value.get("budget_tokens")) {
+            if let (Thinking::TemplateAndBudget, Some(budget)) = (thinking, value.get("budget_tokens")) {
                 set(chat, "thinking_budget_tokens", budget.clone());
             }
             let known = chat.entry("chat_template_kwargs").or_insert_with(|| json!({}));
@@ -339,8 +339,8 @@ fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result
 fn output_config(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let format = value.get("format").filter(|format| !format.is_null());
     if let Some(format) = format {
-        let Some(schema) = format.get("schema").filter(|_| format.get("type") == Some(&json!("json_schema")))
-        else {
+        let is_schema = format.get("type") == Some(&json!("json_schema"));
+        let (Some(schema), true) = (format.get("schema"), is_schema) else {
             return refused("output_config.format", "a json_schema with its schema");
         };
         let named = json!({ "name": "json_schema", "schema": schema });
@@ -393,8 +393,8 @@ mod tests {
             "model": "m", "max_tokens": 9, "messages": [{ "role": "user", "content": "hi" }],
             "thinking": disabled, "chat_template_kwargs": { "a": 1 },
         });
-        let told = translate(&body, System::Merged, Thinking::Template).unwrap();
-        assert_eq!(told["chat_template_kwargs"], json!({ "a": 1, "enable_thinking": false }));
+        let thinking = translate(&body, System::Merged, Thinking::Template).unwrap();
+        assert_eq!(thinking["chat_template_kwargs"], json!({ "a": 1, "enable_thinking": false }));
     }
 
     #[test]
@@ -445,7 +445,7 @@ mod tests {
             translated["messages"].as_array().unwrap().iter().map(said).collect::<Vec<_>>()
         };
         assert_eq!(roles(System::Merged), ["system One.Two.", "user a", "user b"]);
-        assert_eq!(roles(System::InPlace), ["system One.", "user a", "system Two.", "user b"]);
+        assert_eq!(roles(System::Separate), ["system One.", "user a", "system Two.", "user b"]);
     }
 
     #[test]
@@ -502,17 +502,17 @@ mod tests {
 
     #[test]
     fn reasoning_is_told_to_the_engine_in_its_own_way() {
-        let with = |given: Value, told| {
+        let with = |given: Value, thinking| {
             let messages = json!([{ "role": "user", "content": "hi" }]);
             let body = json!({ "model": "m", "max_tokens": 9, "messages": messages, "thinking": given });
-            translate(&body, System::Merged, told).unwrap()
+            translate(&body, System::Merged, thinking).unwrap()
         };
         let enabled = json!({ "type": "enabled", "budget_tokens": 1024 });
         assert_eq!(with(enabled.clone(), Thinking::Effort)["thinking_token_budget"], 1024);
         assert_eq!(with(json!({ "type": "disabled" }), Thinking::Effort)["reasoning_effort"], "none");
         assert_eq!(with(enabled.clone(), Thinking::TemplateAndBudget)["thinking_budget_tokens"], 1024);
-        let told = with(enabled, Thinking::Template);
-        assert_eq!(told["chat_template_kwargs"], json!({ "enable_thinking": true }));
+        let thinking = with(enabled, Thinking::Template);
+        assert_eq!(thinking["chat_template_kwargs"], json!({ "enable_thinking": true }));
         assert!(with(json!({ "type": "adaptive" }), Thinking::Effort).get("reasoning_effort").is_none());
         let effort = chat(json!({ "output_config": { "effort": "high" } }));
         assert_eq!(effort["reasoning_effort"], "high");

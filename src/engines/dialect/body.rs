@@ -100,7 +100,7 @@ impl Body {
         self
     }
 
-    /// The bytes of the whole object.
+    /// The bytes of the complete object.
     pub fn end(mut self) -> Vec<u8> {
         self.0.push('}');
         self.0.into_bytes()

@@ -21,7 +21,7 @@ pub struct Chunk {
     pub finish: Option<String>,
     /// The last of `tokens` ended the text and adds none.
     pub ends: bool,
-    /// The backend's own `usage` object; `None` if the event has none.
+    /// The backend's `usage` object; `None` if the event has none.
     pub usage: Option<Value>,
     /// Members of a chat's delta other than text (reasoning or tool calls that a parser took out of
     /// the text), by name.

@@ -2,16 +2,16 @@
 //! where it does not report them (vLLM without `--enable-scale-out`).
 //!
 //! A field is confirmed by answers to one seed, alike in all other fields: with the file's value
-//! spelled out, with wrong ones, and with the field left to the server. The wrong ones have to
-//! differ from the first, else the seed decides nothing and the next one is tried; then the last
-//! has to equal the first. Wrong values are one nearby, and the engine's own default where the file
-//! has another: the value of a server that does not read the file. The other fields are spelled out
-//! such that this one decides much: truncation is tried on a flat distribution, penalties among a
-//! few tokens that come again and again. Each call asks for several choices of a few tokens.
+//! spelled out, with wrong ones, and with the field unset. The wrong ones have to differ from the
+//! first, else the seed decides nothing and the next one is tried; then the last has to equal the
+//! first. Wrong values are one nearby, and the engine's default where the file has another: the
+//! value of a server that does not read the file. The other fields are spelled out such that this
+//! one decides much: truncation is tried on a flat distribution, penalties among a few tokens that
+//! repeat. Each call asks for several choices of a few tokens.
 //!
 //! An end of the text is confirmed in the same way: as a stop token of the request, ignored, and
-//! left to the server. The limit of an output is read from the refusal of a request for more tokens
-//! than fit: it costs nothing.
+//! unset. The limit of an output is read from the refusal of a request for more tokens than fit: it
+//! costs nothing.
 //!
 //! One disagreement is repeated on an idle server before it counts. Nothing is assumed: a field
 //! that no seed decides is not confirmed.
@@ -72,7 +72,7 @@ enum Form {
     Spelled,
     /// Another value is spelled out: the one of this number.
     Wrong(usize),
-    /// It is left to the server.
+    /// It is unset.
     Open,
 }
 
@@ -87,9 +87,9 @@ enum Content {
 /// The consequence of the answers of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    Ask(Form, bool),
+    Send(Form, bool),
     /// This seed decides nothing.
-    Again,
+    Retry,
     Confirmed,
     Contradicted,
     Unconfirmed,
@@ -111,7 +111,7 @@ pub struct Confirmer {
     topic: usize,
     attempt: usize,
     /// The answers of this attempt, in the order of [`follows`].
-    heard: Vec<Content>,
+    answers: Vec<Content>,
     /// Answers to first calls by their bodies: several topics share some.
     known: HashMap<Vec<u8>, Content>,
     pending: Option<Vec<u8>>,
@@ -143,7 +143,7 @@ impl Confirmer {
             topics: fields.chain(ends.into_iter().map(Topic::End)).collect(),
             topic: 0,
             attempt: 0,
-            heard: Vec::new(),
+            answers: Vec::new(),
             known: HashMap::new(),
             pending: None,
             limits: Vec::new(),
@@ -162,21 +162,21 @@ impl Confirmer {
             return Some(ConfirmCall { call: self.limit_call(self.limits.len()), idle: false });
         }
         while let Some(&topic) = self.topics.get(self.topic) {
-            match follows(&self.heard, self.wrongs(topic)) {
-                Next::Ask(form, idle) => {
+            match follows(&self.answers, self.wrongs(topic)) {
+                Next::Send(form, idle) => {
                     let call = self.call(topic, form);
-                    let first = form == Form::Spelled && self.heard.is_empty();
+                    let first = form == Form::Spelled && self.answers.is_empty();
                     if let Some(content) = self.known.get(&call.body)
                         && first
                     {
-                        self.heard.push(content.clone());
+                        self.answers.push(content.clone());
                         continue;
                     }
                     self.pending = first.then(|| call.body.clone());
                     self.found.calls += 1;
                     return Some(ConfirmCall { call, idle });
                 }
-                Next::Again => self.repeat(topic),
+                Next::Retry => self.repeat(topic),
                 Next::Confirmed => self.decide(|_| None, topic),
                 Next::Contradicted => self.decide(|found| Some(&mut found.contradicted), topic),
                 Next::Unconfirmed => self.decide(|found| Some(&mut found.unconfirmed), topic),
@@ -186,10 +186,10 @@ impl Confirmer {
     }
 
     /// Takes the answer to the last call.
-    pub fn take(&mut self, heard: CallAnswer) {
+    pub fn take(&mut self, answers: CallAnswer) {
         if self.limits.len() < LIMITS {
-            let limit = heard.as_ref().and_then(|(_, body)| limit_in(body));
-            let refused = matches!(heard, Some((400..=499, _))) && limit.is_none();
+            let limit = answers.as_ref().and_then(|(_, body)| limit_in(body));
+            let refused = matches!(answers, Some((400..=499, _))) && limit.is_none();
             self.refuses_chats |= refused && self.limits.is_empty();
             self.limits.push(limit);
             if self.limits.len() == LIMITS {
@@ -197,15 +197,15 @@ impl Confirmer {
             }
             return;
         }
-        let content = Content::of(heard);
+        let content = Content::of(answers);
         if let Some(body) = self.pending.take() {
             self.known.insert(body, content.clone());
         }
-        self.heard.push(content);
+        self.answers.push(content);
     }
 
     pub fn end(mut self, engine: &mut Engine) {
-        // What was not asked any more.
+        // The remaining topics are not decided.
         while let Some(&topic) = self.topics.get(self.topic) {
             self.decide(|found| Some(&mut found.unconfirmed), topic);
         }
@@ -230,9 +230,9 @@ impl Confirmer {
     }
 
     fn repeat(&mut self, topic: Topic) {
-        self.heard.clear();
+        self.answers.clear();
         self.attempt += 1;
-        // Ends need no luck: the same again.
+        // An end does not depend on the seed: another attempt gives the same.
         if self.attempt >= CHOICES.len() || matches!(topic, Topic::End(_)) {
             self.decide(|found| Some(&mut found.unconfirmed), topic);
         }
@@ -249,7 +249,8 @@ impl Confirmer {
             names.push(name);
         }
         self.topic += 1;
-        (self.attempt, self.heard) = (0, Vec::new());
+        self.attempt = 0;
+        self.answers.clear();
     }
 
     /// Tokens that fit behind a prompt of one.
@@ -296,9 +297,9 @@ impl Confirmer {
         };
         // A limit of the file that is not below the room of the context does not show.
         let agrees = match (self.default_tokens(), self.config.max_tokens) {
-            (Some(own), Some(of_file)) => own == of_file,
+            (Some(value_of_file), Some(of_file)) => value_of_file == of_file,
             (None, Some(of_file)) => of_file >= short,
-            (own, None) => own.is_none(),
+            (value_of_file, None) => value_of_file.is_none(),
         };
         if !agrees {
             self.found.contradicted.push(MAX_TOKENS);
@@ -319,7 +320,7 @@ impl Confirmer {
     }
 
     fn about_field(&self, field: F, form: Form, body: &mut Map<String, Value>) {
-        let own = self.config.defaults.of(field);
+        let value_of_file = self.config.defaults.of(field);
         let among = matches!(field, F::PresencePenalty | F::FrequencyPenalty | F::RepetitionPenalty);
         let flat = matches!(field, F::TopP | F::TopK | F::MinP);
         for other in F::ALL.into_iter().filter(|other| *other != field) {
@@ -328,15 +329,15 @@ impl Confirmer {
             body.insert(other.name().into(), number(other, value));
         }
         let value = match form {
-            Form::Spelled => Some(own),
-            Form::Wrong(number) => wrong(field, own).into_iter().flatten().nth(number),
+            Form::Spelled => Some(value_of_file),
+            Form::Wrong(number) => wrong(field, value_of_file).into_iter().flatten().nth(number),
             Form::Open => None,
         };
         if let Some(value) = value {
             body.insert(field.name().into(), number(field, value));
         }
         // A greedy request has one choice.
-        let greedy = field == F::Temperature && own == 0.0;
+        let greedy = field == F::Temperature && value_of_file == 0.0;
         let choices = CHOICES.get(self.attempt).copied().unwrap_or(1);
         body.insert("n".into(), if greedy { 1 } else { choices }.into());
         body.insert("max_tokens".into(), TOKENS.into());
@@ -350,26 +351,26 @@ impl Confirmer {
     }
 }
 
-/// Values that the field does not have by the file: one nearby, and the engine's own default.
-fn wrong(field: F, own: f64) -> [Option<f64>; 2] {
+/// Values that the field does not have by the file: one nearby, and the engine's default.
+fn wrong(field: F, value_of_file: f64) -> [Option<f64>; 2] {
     let neutral = Defaults::OPENAI.of(field);
     let near = match field {
-        F::Temperature if own == 0.0 => 0.5,
-        F::Temperature => own * 0.85,
-        F::TopP if own > 0.5 => own - 0.1,
-        F::TopP => own + 0.1,
-        F::TopK if own == 0.0 => 20.0,
-        F::TopK if own < 4.0 => own + 1.0,
-        F::TopK => (own * 0.75).floor(),
-        F::MinP if own < 0.5 => own * 1.5 + 0.02,
-        F::MinP => own * 0.75,
-        F::PresencePenalty if own < 1.0 => own + 0.5,
-        F::PresencePenalty => own - 0.5,
-        F::FrequencyPenalty if own < 1.0 => own + 0.3,
-        F::FrequencyPenalty => own - 0.3,
-        F::RepetitionPenalty => own * 1.04,
+        F::Temperature if value_of_file == 0.0 => 0.5,
+        F::Temperature => value_of_file * 0.85,
+        F::TopP if value_of_file > 0.5 => value_of_file - 0.1,
+        F::TopP => value_of_file + 0.1,
+        F::TopK if value_of_file == 0.0 => 20.0,
+        F::TopK if value_of_file < 4.0 => value_of_file + 1.0,
+        F::TopK => (value_of_file * 0.75).floor(),
+        F::MinP if value_of_file < 0.5 => value_of_file * 1.5 + 0.02,
+        F::MinP => value_of_file * 0.75,
+        F::PresencePenalty if value_of_file < 1.0 => value_of_file + 0.5,
+        F::PresencePenalty => value_of_file - 0.5,
+        F::FrequencyPenalty if value_of_file < 1.0 => value_of_file + 0.3,
+        F::FrequencyPenalty => value_of_file - 0.3,
+        F::RepetitionPenalty => value_of_file * 1.04,
     };
-    [Some(near), Some(neutral).filter(|neutral| (neutral - own).abs() > 0.0)]
+    [Some(near), Some(neutral).filter(|neutral| (neutral - value_of_file).abs() > 0.0)]
 }
 
 fn number(field: F, value: f64) -> Value {
@@ -396,26 +397,26 @@ fn about_end(end: TokenId, form: Form, body: &mut Map<String, Value>) {
 
 /// The consequence of the answers so far: spelled, this number of wrong ones, open, and where these
 /// disagree spelled and open once more.
-fn follows(heard: &[Content], wrongs: usize) -> Next {
+fn follows(answers: &[Content], wrongs: usize) -> Next {
     use Content as C;
-    let Some((spelled, others)) = heard.split_first() else { return Next::Ask(Form::Spelled, false) };
+    let Some((spelled, others)) = answers.split_first() else { return Next::Send(Form::Spelled, false) };
     let (controls, rest) = others.split_at(others.len().min(wrongs));
     let sampled = |content: &C| matches!(content, C::Sampled(_));
     if !sampled(spelled) || !controls.iter().all(sampled) {
         return Next::Unconfirmed;
     }
     if controls.contains(spelled) {
-        return Next::Again;
+        return Next::Retry;
     }
     match rest {
-        [] if controls.len() < wrongs => Next::Ask(Form::Wrong(controls.len()), false),
-        [] => Next::Ask(Form::Open, false),
+        [] if controls.len() < wrongs => Next::Send(Form::Wrong(controls.len()), false),
+        [] => Next::Send(Form::Open, false),
         [open] if open == spelled => Next::Confirmed,
         [C::None] => Next::Unconfirmed,
-        [_] => Next::Ask(Form::Spelled, true),
+        [_] => Next::Send(Form::Spelled, true),
         // Its answers to one seed differ by themselves.
-        [_, again] if again != spelled => Next::Unconfirmed,
-        [_, _] => Next::Ask(Form::Open, true),
+        [_, repeated] if repeated != spelled => Next::Unconfirmed,
+        [_, _] => Next::Send(Form::Open, true),
         [_, _, open] if open == spelled => Next::Confirmed,
         [_, _, C::Sampled(_) | C::Refused] => Next::Contradicted,
         _ => Next::Unconfirmed,
@@ -435,8 +436,8 @@ struct Choice {
 }
 
 impl Content {
-    fn of(heard: CallAnswer) -> Self {
-        match heard {
+    fn of(answers: CallAnswer) -> Self {
+        match answers {
             Some((200, body)) => {
                 serde_json::from_slice::<Answered>(&body).map_or(Self::None, |mut answered| {
                     answered.choices.sort_by_key(|choice| choice.index);

@@ -42,19 +42,19 @@ pub enum BrokenEnd {
     /// It is sent as U+FFFD.
     #[default]
     Sent,
-    /// Whole answers have U+FFFD, streams leave it out (llama.cpp).
-    LeftOutOfStreams,
-    /// It is left out (vLLM: `v1/engine/detokenizer.py` never flushes its decoder).
-    LeftOut,
+    /// Streams omit it, other answers have U+FFFD (llama.cpp).
+    OmittedInStreams,
+    /// It is omitted (vLLM: `v1/engine/detokenizer.py` never flushes its decoder).
+    Omitted,
 }
 
 impl BrokenEnd {
-    /// True if it is left out of an answer that is streamed, or whole.
-    pub const fn is_left_out(self, stream: bool) -> bool {
+    /// True if it is omitted from an answer; `stream`: the answer is a stream.
+    pub const fn is_omitted(self, stream: bool) -> bool {
         match self {
             Self::Sent => false,
-            Self::LeftOutOfStreams => stream,
-            Self::LeftOut => true,
+            Self::OmittedInStreams => stream,
+            Self::Omitted => true,
         }
     }
 }
@@ -96,7 +96,7 @@ pub struct Engine {
     pub version: String,
     /// Start time of its process, in microseconds of Unix time; `None` if it does not report that.
     pub started: Option<u64>,
-    /// A number that its process drew when it started, in place of a start time; `None` if it shows
+    /// A number that its process drew when it started, instead of a start time; `None` if it shows
     /// none. Unlike [`Self::started`] it is on a page that is only requested to recognise it.
     pub process: Option<u64>,
     /// The name of its process in each of its answers (`system_fingerprint`); `None` if they have
@@ -127,39 +127,39 @@ pub struct Engine {
     /// Maximum prompts that it computes at once; `None` if not known.
     pub lanes: Option<usize>,
     /// It reports how many tokens of a prompt were cached.
-    pub tells_cached: bool,
+    pub reports_cached: bool,
     /// An answer under way can be aborted by a call, and still ends with its usage
     /// ([`super::Codec::abort`]; vLLM from 0.32).
     pub aborts: bool,
-    /// Its whole completions count reasoning tokens; its streams do not (SGLang with a reasoning
-    /// parser).
+    /// Its unstreamed completions count reasoning tokens; its streams do not (SGLang with a
+    /// reasoning parser).
     pub counts_reasoning: bool,
-    /// It tells the prompt and the sampling of a chat request on a page of its own
+    /// It renders a chat request to its prompt and sampling on a separate page
     /// ([`super::Codec::prompt_ids_call`]).
     pub renders: bool,
-    /// It parses an output into the parts of a chat on a page of its own
+    /// It parses an output into the parts of a chat on a separate page
     /// ([`super::Codec::parts_call`]).
     pub derenders: bool,
     /// The output parsers that it was started with.
     pub parsers: Parsers,
-    /// It tells that it was started without any, so that its text is that of its tokens.
+    /// It reports that it was started without any, so its text is that of its tokens.
     pub unparsed: bool,
-    /// A grammar goes on from the output that is sent with a request (`foretell target`), so that a
-    /// draft is verified under the grammar of its place.
+    /// A grammar goes on from the output that is sent with a request (the ONNX server), so that a
+    /// draft is verified under the grammar of its position.
     pub continues_grammar: bool,
     /// Tokens that a head of its model can propose with an answer; 0 if it has none.
     pub proposes: usize,
-    /// Its own speculative decoding is switched on.
+    /// Its speculative decoding is switched on.
     pub speculates: bool,
-    /// The sampling defaults of its chats, where these are the model's own and the operator has
+    /// The sampling defaults of its chats, where these are those of the model and the operator has
     /// named the file ([`super::Quirks::model_defaults`]); `None` otherwise.
     pub chat_defaults: Option<Defaults>,
     /// Fields that a client leaves out get the operator's values, which are not known here
     /// (SGLang's `preferred_sampling_params`).
-    pub own_defaults: bool,
-    /// Samplers that its operator has switched on. A client may switch one off for its own request
-    /// by a field that later requests lack (llama.cpp).
-    pub own_samplers: Vec<&'static str>,
+    pub operator_defaults: bool,
+    /// Samplers that its operator has switched on. A client may switch one off for its request by a
+    /// field that later requests lack (llama.cpp).
+    pub operator_samplers: Vec<&'static str>,
     /// It marks its samples by tokens of the output, which are prompt in later requests (vLLM:
     /// `--watermark-config`).
     pub watermarks: bool,
@@ -172,8 +172,8 @@ pub struct Engine {
     /// The defaults are those of a model's file, as far as the server's answers confirm them;
     /// `None` if it reports them itself, or they are not known.
     pub confirmation: Option<Confirmation>,
-    /// Maximum tokens of one later plain request, where it is answered whole; `None` if it is a
-    /// stream.
+    /// Maximum tokens of one later plain request, where its answer is not streamed; `None` if it
+    /// is.
     pub segment: Option<u32>,
     /// Its treatment of an incomplete character at the end of the output.
     pub broken_end: BrokenEnd,
@@ -217,7 +217,7 @@ impl Engine {
             block: 1,
             rows: RowShape::default(),
             lanes: None,
-            tells_cached: false,
+            reports_cached: false,
             aborts: false,
             counts_reasoning: false,
             renders: false,
@@ -228,8 +228,8 @@ impl Engine {
             proposes: 0,
             speculates: false,
             chat_defaults: None,
-            own_defaults: false,
-            own_samplers: Vec::new(),
+            operator_defaults: false,
+            operator_samplers: Vec::new(),
             watermarks: false,
             seeded: false,
             default_tokens: None,
@@ -247,15 +247,15 @@ impl Engine {
 
     /// Moves the risky methods that the operator has named to the head of [`Engine::methods`].
     pub fn enable_named(&mut self, named: &[VerifyMethod]) {
-        let (taken, left): (Vec<VerifyMethod>, Vec<VerifyMethod>) =
+        let (taken, remaining): (Vec<VerifyMethod>, Vec<VerifyMethod>) =
             self.risky.iter().partition(|method| named.contains(method));
-        self.risky = left;
+        self.risky = remaining;
         self.methods.splice(0..0, taken);
     }
 
     /// The request's sampling with this server's defaults; true if nothing in it is a guess.
     pub fn sampling(&self, request: &Request) -> (Sampling, bool) {
-        let by_model = self.chat_defaults.filter(|_| request.route == Route::Chat);
+        let by_model = if request.route == Route::Chat { self.chat_defaults } else { None };
         let (mut sampling, known) = match &self.defaults {
             // The route of later requests has other defaults.
             None if let Some(defaults) = &by_model => {
@@ -280,7 +280,7 @@ impl Engine {
     /// Reason why this request is not eligible here; `None` if it is.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) =
-            self.refuses_bound(request, sampling).or_else(|| self.refuses_rendered(request))
+            self.refuses_grammar(request, sampling).or_else(|| self.refuses_rendered(request))
         {
             return Some(refused);
         }
@@ -303,20 +303,20 @@ impl Engine {
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// Reason for a request whose output a grammar binds: an engine applies it to the client's own
+    /// Reason for a request whose output a grammar binds: an engine applies it to the client's
     /// request alone, unless it continues grammars.
-    fn refuses_bound(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
+    fn refuses_grammar(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if self.continues_grammar {
             // A forced call that has no grammar here.
             let unbound = request.forced.is_some() && sampling.grammar.is_none();
             return Refused::by_first(PassthroughReason::Tools, &[(unbound, "tool_choice")]);
         }
-        let asked = sampling.grammar.as_ref().map(|grammar| grammar.parameter);
+        let of_sampling = sampling.grammar.as_ref().map(|grammar| grammar.parameter);
         let strict = || {
             let mut tools = request.body.get("tools").and_then(Value::as_array).into_iter().flatten();
             request.tools && !request.bars_tools && tools.any(is_strict)
         };
-        let named = asked.or_else(|| request.forced.is_some().then_some("tool_choice"));
+        let named = of_sampling.or_else(|| request.forced.is_some().then_some("tool_choice"));
         let named = named.or_else(|| strict().then_some("tools"));
         named.map(|parameter| Refused::by(PassthroughReason::Structured, parameter))
     }
@@ -325,28 +325,28 @@ impl Engine {
     /// whose answer needs an output parser; `None` if it is eligible.
     fn refuses_rendered(&self, request: &Request) -> Option<Refused> {
         // The first token comes with the prompt of exactly this request.
-        let tells = self.renders || self.tells_first_token(request);
-        let unknown = request.rendered.first().filter(|_| !tells).copied();
+        let is_reported = self.renders || self.reports_first_token(request);
+        let unknown = if is_reported { None } else { request.rendered.first().copied() };
         unknown.or_else(|| {
             let tools = request.tools && !request.bars_tools;
             let unparsed = tools && self.parsers.tools.is_none();
             let stops = tools && !request.stop.is_empty();
-            let whole = tools && !request.stream && !self.derenders;
-            let names = [(unparsed, "tools"), (stops, "stop"), (whole, "stream")];
+            let unparsed_message = tools && !request.stream && !self.derenders;
+            let names = [(unparsed, "tools"), (stops, "stop"), (unparsed_message, "stream")];
             Refused::by_first(PassthroughReason::Tools, &names)
         })
     }
 
     /// Maximum output tokens of this request.
     pub fn limit(&self, request: &Request) -> MaxTokens {
-        let own = match request.max_tokens {
+        let requested = match request.max_tokens {
             Some(tokens) => MaxTokens::Tokens(tokens),
             None => self.dialect.codec().max_tokens(self, request),
         };
-        match (own, self.max_tokens) {
-            (MaxTokens::Tokens(own), Some(most)) => MaxTokens::Tokens(own.min(most)),
+        match (requested, self.max_tokens) {
+            (MaxTokens::Tokens(tokens), Some(most)) => MaxTokens::Tokens(tokens.min(most)),
             (MaxTokens::Context, Some(most)) => MaxTokens::Tokens(most),
-            (own, _) => own,
+            (requested, _) => requested,
         }
     }
 
@@ -361,9 +361,9 @@ impl Engine {
         self.dialect.codec().first_request(self, request, seed)
     }
 
-    /// See [`super::Codec::tells_first_token`].
-    pub fn tells_first_token(&self, request: &Request) -> bool {
-        self.dialect.codec().tells_first_token(self, request)
+    /// See [`super::Codec::reports_first_token`].
+    pub fn reports_first_token(&self, request: &Request) -> bool {
+        self.dialect.codec().reports_first_token(self, request)
     }
 
     /// See [`super::Codec::first_token_request`].
@@ -396,7 +396,7 @@ impl Engine {
 
     /// See [`super::Codec::abort`].
     pub fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
-        self.dialect.codec().abort(route, request_id).filter(|_| self.aborts)
+        if self.aborts { self.dialect.codec().abort(route, request_id) } else { None }
     }
 
     /// See [`super::Codec::plain_request`].
@@ -417,12 +417,12 @@ impl Engine {
     /// # Errors
     /// [`Refusal`]: they would be longer, or the engine cannot verify it by the round's method.
     pub fn verify(&self, round: &Round<'_>, bytes_max: usize) -> Result<VerifyRequest, Refusal> {
-        let asked = self.dialect.codec().verify(self, round)?;
-        let bytes = asked.calls.iter().map(|call| call.body.len()).sum();
+        let request = self.dialect.codec().verify(self, round)?;
+        let bytes = request.calls.iter().map(|call| call.body.len()).sum();
         if bytes > bytes_max {
             return Err(Refusal::TooLong { bytes, most: bytes_max });
         }
-        Ok(asked)
+        Ok(request)
     }
 
     /// See [`super::Codec::warm`].
@@ -430,10 +430,11 @@ impl Engine {
         self.dialect.codec().warm(self, round)
     }
 
-    /// See [`super::Codec::again`].
-    pub fn again(&self, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
-        self.dialect.codec().again(self, round, asked)
+    /// See [`super::Codec::retry`].
+    pub fn retry(&self, round: &Round<'_>, request: &VerifyRequest) -> Option<VerifyRequest> {
+        self.dialect.codec().retry(self, round, request)
     }
+
     /// See [`super::Codec::result`].
     ///
     /// # Errors
@@ -441,9 +442,9 @@ impl Engine {
     pub fn result(
         &self,
         round: &Round<'_>,
-        asked: &VerifyRequest,
+        request: &VerifyRequest,
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
-        self.dialect.codec().result(self, round, asked, bodies)
+        self.dialect.codec().result(self, round, request, bodies)
     }
 }

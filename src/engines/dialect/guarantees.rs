@@ -25,7 +25,7 @@ fn engines() -> Vec<Engine> {
             defaults: Some(Defaults::OPENAI),
             lanes: Some(16),
             caches: Some(true),
-            tells_cached: true,
+            reports_cached: true,
             special: vec![0],
             may_end: vec![0],
             continues_grammar,
@@ -59,8 +59,8 @@ impl Fate {
         if let Some(refused) = engine.refuses(&request, &sampling) {
             return Self::Passthrough(refused.reason);
         }
-        let tells = engine.dialect.codec().tells_ids(route);
-        if !tells && !engine.tells_first_token(&request) {
+        let has_ids = engine.dialect.codec().reports_ids(route);
+        if !has_ids && !engine.reports_first_token(&request) {
             return Self::Plain;
         }
         let first = engine.methods_for(&request, &sampling, settled).first().copied();
@@ -173,7 +173,10 @@ pub fn reference() -> String {
         line(&mut text, &format!("**{name}**, plain"), route, |bucket| Value::Object(plain(route, bucket)));
         for row in TABLE.iter().filter(|row| row.routes.has(route)) {
             let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else { continue };
-            let Some(value) = sample(field).filter(|_| !row.name.contains('.')) else { continue };
+            if row.name.contains('.') {
+                continue;
+            }
+            let Some(value) = sample(field) else { continue };
             line(&mut text, &format!("{name}, `{}`", row.name), route, |bucket| {
                 with(route, bucket, row.name, value.clone())
             });
@@ -181,7 +184,7 @@ pub fn reference() -> String {
     }
     text.push_str(OTHERS);
     for row in TABLE {
-        let told = match row.treatment {
+        let treatment = match row.treatment {
             Treatment::Carried(_) | Treatment::Emulated(_) => continue,
             Treatment::Inert => "passed on; it does not change the output".to_owned(),
             Treatment::Neutral(values, reason) => {
@@ -194,7 +197,13 @@ pub fn reference() -> String {
             }
             Treatment::Passthrough(reason) => format!("– {}", reason.name()),
         };
-        let _ = writeln!(text, "| `{}` | {} | {} | {told} |", row.name, row.routes.names(), owner(row.owner));
+        let _ = writeln!(
+            text,
+            "| `{}` | {} | {} | {treatment} |",
+            row.name,
+            row.routes.names(),
+            owner(row.owner)
+        );
     }
     text
 }

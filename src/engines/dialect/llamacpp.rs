@@ -4,16 +4,16 @@
 //! routes, so fields that a client leaves open get the same defaults, and fields that OpenAI's
 //! route ignores are ignored here too.
 //!
-//! Its streams are lossy: an event is written only when the text so far ends in a whole character,
-//! and no event reports the tokens in between. Therefore:
-//! * the first call asks for the server's own counts in addition to the ids (`__verbose` on
+//! Its streams are lossy: an event is written only when the text so far ends in a complete
+//! character, and no event reports the tokens in between. Therefore:
+//! * the first call asks for the server's counts in addition to the ids (`__verbose` on
 //!   completions; on chat log-probabilities, from which the ids are read, and timings), and if a
 //!   count differs, the ids are not trusted;
-//! * plain requests by ids are not streamed, and ask for a few tokens at a time. Sampling a lost
-//!   token again would change its distribution.
+//! * plain requests by ids are not streamed, and ask for a few tokens at a time. Resampling a lost
+//!   token would change its distribution.
 //!
 //! Penalties count prompt and output alike, so they stay right when output becomes prompt. The
-//! server has its own list of tokens that end a text, longer than the model's: only `stop_type`
+//! server has a separate list of tokens that end a text, longer than the model's: only `stop_type`
 //! reports the end.
 
 use serde::Deserialize;
@@ -24,7 +24,8 @@ use super::recognise::PROPS;
 use super::shared::{self, bytes, client_fields};
 use super::{
     Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, StopQuirks, Unreadable, UsageQuirks, Usual,
+    VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
 use crate::translation::Thinking;
@@ -46,15 +47,15 @@ const FORKED: usize = 64;
 const RANDOM_SEED: u64 = u32::MAX as u64;
 /// The members wanted of an answer, which would repeat everything otherwise.
 const WANTED: [&str; 7] =
-    ["index", "content", "tokens", "tokens_evaluated", "stop_type", "timings", OWN_STOPS];
-/// The stop texts that apply to a call that names none: the server's own. Its settings do not show
+    ["index", "content", "tokens", "tokens_evaluated", "stop_type", "timings", SERVER_STOPS];
+/// The stop texts of the server, which apply to a call that names none. Its settings do not show
 /// them; every answer does.
-const OWN_STOPS: &str = "generation_settings/stop";
+const SERVER_STOPS: &str = "generation_settings/stop";
 
 /// The codec of the server of llama.cpp.
 pub struct LlamaCpp;
 
-/// The order of the fields of whole answers, of both routes.
+/// The order of the fields of unstreamed answers, of both routes.
 const ANSWER: [&str; 8] =
     ["choices", "created", "model", "system_fingerprint", "object", "usage", "id", "timings"];
 
@@ -67,12 +68,15 @@ const QUIRKS: Quirks = Quirks {
     fills_slots: true,
     thinking: Thinking::TemplateAndBudget,
     has_other_apis: true,
-    stop_order: StopOrder::FirstBegun,
-    unasked_usage: Some(Route::Completions),
-    no_usage_event: Some(Route::Completions),
     bare_end: true,
     json_type: "application/json; charset=utf-8",
     time_report: Some("timings"),
+    stops: StopQuirks { order: StopOrder::FirstBegun, ..StopQuirks::COMMON },
+    usage: UsageQuirks {
+        unrequested: Some(Route::Completions),
+        no_event: Some(Route::Completions),
+        ..UsageQuirks::COMMON
+    },
     ..Quirks::COMMON
 };
 
@@ -82,7 +86,7 @@ impl Codec for LlamaCpp {
     }
 
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        answers.unasked(&[METRICS, SLOTS])
+        answers.unanswered(&[METRICS, SLOTS])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
@@ -104,14 +108,14 @@ impl Codec for LlamaCpp {
             methods,
             defaults: defaults(&params),
             default_tokens: most,
-            own_samplers: own_samplers(&params),
+            operator_samplers: operator_samplers(&params),
             noise: Noise::Call,
             seeded: number("seed").is_some_and(|seed| seed >= 0.0 && seed as u64 != RANDOM_SEED),
             lanes: usize::try_from(slots).ok(),
-            tells_cached: true,
+            reports_cached: true,
             speculates: speculative || native.is_some_and(|kind| kind != "none"),
             segment: Some(SEGMENT),
-            broken_end: BrokenEnd::LeftOutOfStreams,
+            broken_end: BrokenEnd::OmittedInStreams,
             load_path: [METRICS, SLOTS].into_iter().find(|path| answers.status(path) == Some(200)),
             ..Engine::new(Dialect::LlamaCpp, model, answers.word(PROPS, "/build_info").unwrap_or_default())
         })
@@ -121,9 +125,9 @@ impl Codec for LlamaCpp {
     /// overwrites a parameter of the client's, the server's error about the client's value would be
     /// lost.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
-        let own = &request.sampling;
-        let penalized = own.set_by_client.has(crate::openai::SamplingField::RepetitionPenalty)
-            && own.penalizes_repetition();
+        let fields = &request.sampling;
+        let penalized = fields.set_by_client.has(crate::openai::SamplingField::RepetitionPenalty)
+            && fields.penalizes_repetition();
         let replaced = |name: &str| {
             request.route == Route::Chat && request.body.get(name).is_some_and(|value| !value.is_null())
         };
@@ -137,7 +141,7 @@ impl Codec for LlamaCpp {
             (replaced("top_logprobs"), "top_logprobs"),
         ];
         let sets = |name: &&str| request.body.get(*name).is_some_and(|value| !value.is_null());
-        let switched_off = engine.own_samplers.iter().copied().find(sets);
+        let switched_off = engine.operator_samplers.iter().copied().find(sets);
         Refused::by_first(PassthroughReason::Parameter, &parameters)
             .or_else(|| switched_off.map(|name| Refused::by(PassthroughReason::Parameter, name)))
     }
@@ -191,7 +195,7 @@ impl Codec for LlamaCpp {
     fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
         let answer: Value = serde_json::from_slice(body).map_err(|_| Unreadable("not JSON"))?;
         if let Some(text) = answer.get("prompt").and_then(Value::as_str) {
-            return Ok(PromptAnswer::Ask(tokenize(text, true)));
+            return Ok(PromptAnswer::Call(tokenize(text, true)));
         }
         let tokens = answer.get("tokens").and_then(shared::ids);
         tokens.map(PromptAnswer::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
@@ -204,7 +208,7 @@ impl Codec for LlamaCpp {
     fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         match kind {
             RequestKind::First => first_chunk(event),
-            RequestKind::Later => whole_answer(event),
+            RequestKind::Later => unstreamed_chunk(event),
         }
     }
 
@@ -224,18 +228,18 @@ impl Codec for LlamaCpp {
         &self,
         _: &Engine,
         round: &Round<'_>,
-        asked: &VerifyRequest,
+        request: &VerifyRequest,
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         let mut answers = Answered::all(body)?;
         // Judged by the server's settings, never by the samples: which answers such a text ends
         // depends on the samples, and to refuse only those would change their distribution.
-        if answers.iter().any(Answered::has_own_stops) {
+        if answers.iter().any(Answered::has_server_stops) {
             return Err(Unreadable("the server has stop texts of its own (--reverse-prompt)"));
         }
         answers.sort_by_key(|answer| answer.index);
-        if answers.len() != asked.nodes + 1 {
+        if answers.len() != request.nodes + 1 {
             return Err(Unreadable("not one answer for each prompt"));
         }
         let computed =
@@ -245,12 +249,13 @@ impl Codec for LlamaCpp {
             .enumerate()
             .map(|(position, answer)| answer.row(position))
             .collect::<Result<_, _>>()?;
-        let sent =
-            shared::paths(round.draft, asked.nodes).into_iter().map(|path| round.context.len() + path.len());
+        let sent = shared::paths(round.draft, request.nodes)
+            .into_iter()
+            .map(|path| round.context.len() + path.len());
         if answers
             .iter()
             .zip(sent)
-            .any(|(answer, sent)| answer.tokens_evaluated.is_some_and(|told| told != sent))
+            .any(|(answer, sent)| answer.tokens_evaluated.is_some_and(|counted| counted != sent))
         {
             return Err(Unreadable("it counts another prompt"));
         }
@@ -297,18 +302,18 @@ struct Slot {
     is_processing: bool,
 }
 
-/// True if one of the server's own samplers keeps state from token to token that a new call does
-/// not have.
+/// True if one of the server's samplers keeps state from token to token that a new call does not
+/// have.
 fn remembers(params: &Value) -> bool {
     let number = |name: &str| params.get(name).and_then(Value::as_f64);
     number("mirostat").is_some_and(|kind| kind > 0.0)
         || number("adaptive_target").is_some_and(|target| target >= 0.0)
 }
 
-/// The samplers of the server's chain that are switched on by its own settings.
-fn own_samplers(params: &Value) -> Vec<&'static str> {
+/// The samplers of the server's chain that are switched on by its settings.
+fn operator_samplers(params: &Value) -> Vec<&'static str> {
     let is_on = |&(name, off): &(&str, f64)| {
-        params.get(name).and_then(Value::as_f64).is_some_and(|own| (own - off).abs() > 1e-6)
+        params.get(name).and_then(Value::as_f64).is_some_and(|value| (value - off).abs() > 1e-6)
     };
     SAMPLERS.iter().filter(|sampler| is_on(sampler)).map(|(name, _)| *name).collect()
 }
@@ -327,7 +332,7 @@ const SAMPLERS: [(&str, f64); 9] = [
     ("min_keep", 0.0),
 ];
 
-/// The server's sampling defaults, from its own parameter names.
+/// The server's sampling defaults, from its parameter names.
 fn defaults(params: &Value) -> Option<Defaults> {
     let number = |name: &str| params.get(name).and_then(Value::as_f64);
     let top_k = params.get("top_k").and_then(Value::as_i64)?;
@@ -356,8 +361,8 @@ fn tokenize(text: &str, add_special: bool) -> Call {
     Call { path: TOKENIZE, body: bytes(&body) }
 }
 
-/// A prompt of ids for each path that may follow the context, on the server's own route, answered
-/// whole, with exactly the fields that the client has set.
+/// A prompt of ids for each path that may follow the context, on llama.cpp's native route, not
+/// streamed, with exactly the fields that the client has set.
 fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &Sampling) -> Call {
     let ids = context.ids();
     let body = Body::around(&ids, paths.len());
@@ -399,8 +404,8 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
     Ok(chunk)
 }
 
-/// A plain request that is answered whole.
-fn whole_answer(event: &Value) -> Result<Chunk, Unreadable> {
+/// The answer to a plain request, which is not streamed.
+fn unstreamed_chunk(event: &Value) -> Result<Chunk, Unreadable> {
     let answer = Answered::deserialize(event).map_err(|_| Unreadable("not an answer of /completion"))?;
     let ends = answer.ends()?;
     let finish = Some(if ends { "stop" } else { "length" }.to_owned());
@@ -417,7 +422,7 @@ struct Answered {
     stop_type: String,
     timings: Option<Timings>,
     #[serde(default, rename = "generation_settings/stop")]
-    own_stops: Vec<String>,
+    server_stops: Vec<String>,
 }
 
 /// Tokens and times of a request so far.
@@ -440,7 +445,8 @@ impl Timings {
         Some(self.cached?.saturating_add(self.computed))
     }
 
-    /// The same as `usage`, which only the last event has: for a call that is left before its end.
+    /// The same as `usage`, which only the last event has: for a call that is aborted before its
+    /// end.
     fn usage(&self) -> Option<Value> {
         let (prompt, output) = (self.prompt()?, self.output?);
         Some(json!({
@@ -464,11 +470,11 @@ impl Answered {
         }
     }
 
-    fn has_own_stops(&self) -> bool {
-        !self.own_stops.is_empty()
+    fn has_server_stops(&self) -> bool {
+        !self.server_stops.is_empty()
     }
 
-    /// True if the text ended. A stop text (`word`) is the server's own, because calls send none.
+    /// True if the text ended. A stop text (`word`) is the server's, because calls send none.
     fn ends(&self) -> Result<bool, Unreadable> {
         match self.stop_type.as_str() {
             "eos" | "word" => Ok(true),

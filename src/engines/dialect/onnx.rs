@@ -2,8 +2,8 @@
 //! `POST /v1/verify` for trees.
 //!
 //! The target's noise is a function of (seed, choice, position, token), so the same sampling fields
-//! with the same seed give the same tokens on every route. The position has to be kept, which a
-//! prompt of token ids does, and the split between prompt and output, which the field `generated`
+//! with the same seed give the same tokens on every route. The position has to be preserved, which
+//! a prompt of token ids does, and the split between prompt and output, which the field `generated`
 //! does.
 
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, non_default_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    Refusal, RequestKind, Round, StopQuirks, Unreadable, UsageQuirks, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, CALL_GRAMMAR_VERSION, Defaults, Request, Route, Sampling};
 use crate::parse::{Parsers, ReasoningFormat, ToolFormat};
@@ -36,7 +36,7 @@ const PROPOSAL: &str = "proposal";
 pub struct Onnx;
 
 /// The start time of a target that is too old to report it in microseconds.
-fn whole_seconds(answers: &Answers) -> Option<u64> {
+fn start_seconds(answers: &Answers) -> Option<u64> {
     answers.number(MODELS, "/data/0/created")?.checked_mul(1_000_000)
 }
 
@@ -47,10 +47,10 @@ const QUIRKS: Quirks = Quirks {
         continues_grammar: true,
     }),
     shares_noise: true,
-    continuous_usage: true,
-    stop_order: StopOrder::FirstComplete,
     hollow_deltas: true,
     render_setting: Some("--tool-parser"),
+    stops: StopQuirks { order: StopOrder::FirstComplete, ..StopQuirks::COMMON },
+    usage: UsageQuirks { has_continuous: true, ..UsageQuirks::COMMON },
     ..Quirks::COMMON
 };
 
@@ -60,7 +60,7 @@ impl Codec for Onnx {
     }
 
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        answers.unasked(&[TOKENIZER_INFO])
+        answers.unanswered(&[TOKENIZER_INFO])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
@@ -75,16 +75,16 @@ impl Codec for Onnx {
             tools: format("/data/0/tool_parser").and_then(|name| ToolFormat::from_name(&name)),
             reasoning: format("/data/0/reasoning_parser").and_then(|name| ReasoningFormat::from_name(&name)),
         };
-        let told = |name: &str| answers.at(MODELS, name).is_some_and(|value| !value.is_null());
+        let is_set = |name: &str| answers.at(MODELS, name).is_some_and(|value| !value.is_null());
         Ok(Engine {
-            unparsed: !told("/data/0/tool_parser") && !told("/data/0/reasoning_parser"),
-            started: answers.number(MODELS, "/data/0/started").or_else(|| whole_seconds(answers)),
+            unparsed: !is_set("/data/0/tool_parser") && !is_set("/data/0/reasoning_parser"),
+            started: answers.number(MODELS, "/data/0/started").or_else(|| start_seconds(answers)),
             mark: answers.word(MODELS, "/data/0/system_fingerprint"),
             context: usize::try_from(context).ok(),
             methods: vec![VerifyMethod::Tree, VerifyMethod::FanOut],
             defaults: Some(Defaults::OPENAI),
             noise: Noise::Position,
-            tells_cached: true,
+            reports_cached: true,
             eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
             load_path: Some("/metrics"),
             parsers,
@@ -175,15 +175,17 @@ impl Codec for Onnx {
         &self,
         _: &Engine,
         round: &Round<'_>,
-        asked: &VerifyRequest,
+        request: &VerifyRequest,
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         let result = match round.method {
             VerifyMethod::Tree => tree_result(round, body)?,
-            _ => shared::fan_out_result(asked.nodes + 1, shared::fan_out_tokens(round, asked.nodes), body)?,
+            _ => {
+                shared::fan_out_result(request.nodes + 1, shared::fan_out_tokens(round, request.nodes), body)?
+            }
         };
-        if result.rows.len() != asked.nodes + 1 {
+        if result.rows.len() != request.nodes + 1 {
             return Err(Unreadable("not one row for each node and one for the context"));
         }
         Ok(result)
@@ -199,7 +201,7 @@ impl Codec for Onnx {
 
 fn fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = non_default_fields(sampling);
-    shared::ask_ids(&mut fields);
+    shared::request_token_ids(&mut fields);
     fields
 }
 
@@ -283,12 +285,12 @@ struct VerifyRow {
 }
 
 impl VerifyRow {
-    /// Nothing of it but the sample depends on the sample. `weighs`: a lossy rule asked for [`TOP`]
+    /// Nothing of it but the sample depends on the sample. `weighs`: a lossy rule requested [`TOP`]
     /// tokens.
     fn row(self, weighs: bool) -> Row {
         let top: Vec<(TokenId, f64)> =
             self.top.iter().map(|&(token, logprob)| (token, logprob.exp())).collect();
-        // Where fewer are listed than were asked for, there are no others.
+        // Where fewer are listed than were requested, there are no others.
         let complete = !top.is_empty() && top.len() < TOP;
         let dist = (!top.is_empty() && weighs).then_some(Dist { top, complete, slack: 0.0 });
         let draft_p = self.draft_logprob.map(f64::exp);
@@ -326,11 +328,11 @@ mod tests {
         Engine::new(Dialect::Onnx, "m", "1")
     }
 
-    fn asked(draft: &Tree, sampling: &Sampling, method: VerifyMethod) -> (VerifyRequest, String) {
+    fn request(draft: &Tree, sampling: &Sampling, method: VerifyMethod) -> (VerifyRequest, String) {
         let round = Round { context: CONTEXT, draft, sampling, method, weighs: false };
-        let asked = Onnx.verify(&engine(), &round).unwrap();
-        let text = String::from_utf8(asked.calls[0].body.clone()).unwrap();
-        (asked, text)
+        let request = Onnx.verify(&engine(), &round).unwrap();
+        let text = String::from_utf8(request.calls[0].body.clone()).unwrap();
+        (request, text)
     }
 
     #[test]
@@ -361,8 +363,8 @@ mod tests {
         let vote = foretell_core::draft::Vote::new(Source::PromptLookup, Features::default());
         draft.push(foretell_core::draft::Node::new(6, Some(0), vote));
         let sampling = Sampling { temperature: 0.5, seed: Some(9), ..Sampling::default() };
-        let (asked, text) = asked(&draft, &sampling, VerifyMethod::Tree);
-        assert_eq!(asked.calls[0].path, "/v1/verify");
+        let (request, text) = request(&draft, &sampling, VerifyMethod::Tree);
+        assert_eq!(request.calls[0].path, "/v1/verify");
         assert_eq!(
             text,
             r#"{"model":"m","context":[1,2,3],"generated":1,"tokens":[4,5,6],"parents":[-1,0,0],"temperature":0.5,"seed":9,"logprobs":false}"#
@@ -372,8 +374,8 @@ mod tests {
     #[test]
     fn a_fan_out_is_one_prompt_per_node() {
         let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
-        let (asked, text) = asked(&draft, &Sampling::default(), VerifyMethod::FanOut);
-        assert_eq!(asked.calls[0].path, "/v1/completions");
+        let (request, text) = request(&draft, &Sampling::default(), VerifyMethod::FanOut);
+        assert_eq!(request.calls[0].path, "/v1/completions");
         assert_eq!(
             text,
             r#"{"model":"m","prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"max_tokens":1,"stream":false,"temperature":1.0,"return_token_ids":true}"#
@@ -384,7 +386,7 @@ mod tests {
     fn a_fan_out_with_penalties_has_the_number_of_output_tokens() {
         let sampling = Sampling { presence_penalty: 0.5, ..Sampling::default() };
         let draft = Tree::chain(&[4], Source::Model, Features::default());
-        let (_, text) = asked(&draft, &sampling, VerifyMethod::FanOut);
+        let (_, text) = request(&draft, &sampling, VerifyMethod::FanOut);
         assert!(text.contains(r#""generated":[1,2]"#), "{text}");
     }
 
@@ -408,7 +410,7 @@ mod tests {
             method: VerifyMethod::Tree,
             weighs: false,
         };
-        let asked = Onnx.verify(&engine(), &round).unwrap();
+        let request = Onnx.verify(&engine(), &round).unwrap();
         let good = r#"{"tokens":[[9,2]],"shares":[[0.5,0.25]]}"#;
         for (accepted, proposal, behind) in [
             ("[0]", good, Some(vec![4, 6])),
@@ -424,7 +426,7 @@ mod tests {
             let body = format!(
                 r#"{{"rows":[{{"sample":4}},{{"sample":6}}],"accepted":{accepted},"proposal":{proposal}}}"#
             );
-            let result = Onnx.result(&engine(), &round, &asked, &[body.into_bytes()]).unwrap();
+            let result = Onnx.result(&engine(), &round, &request, &[body.into_bytes()]).unwrap();
             assert_eq!(result.rows.len(), 2);
             let found = result.proposal.map(|proposal| {
                 assert_eq!(proposal.steps, [vec![(9, 0.5), (2, 0.25)]]);
@@ -446,8 +448,8 @@ mod tests {
                 method: VerifyMethod::Tree,
                 weighs: false,
             };
-            let asked = Onnx.verify(&engine(), &round).unwrap();
-            Onnx.result(&engine(), &round, &asked, std::slice::from_ref(&body))
+            let request = Onnx.verify(&engine(), &round).unwrap();
+            Onnx.result(&engine(), &round, &request, std::slice::from_ref(&body))
         };
         assert!(read(&Tree::default()).is_ok());
         assert!(read(&Tree::chain(&[4], Source::Model, Features::default())).is_err());

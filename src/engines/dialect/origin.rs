@@ -26,22 +26,22 @@ impl Origin {
         OriginMembers::deserialize(event).map(Self::from).unwrap_or_default()
     }
 
-    /// The origin that a whole answer names; for a list of answers, that of the first one.
+    /// The origin that an unstreamed answer names; for a list of answers, that of the first one.
     pub fn of_body(body: &[u8]) -> Self {
-        let told = match body.trim_ascii_start().first() {
+        let members = match body.trim_ascii_start().first() {
             Some(b'[') => {
                 serde_json::from_slice::<Vec<OriginMembers>>(body).ok().and_then(|all| all.into_iter().next())
             }
             _ => serde_json::from_slice(body).ok(),
         };
-        told.map(Self::from).unwrap_or_default()
+        members.map(Self::from).unwrap_or_default()
     }
 
     /// Takes over the parts that `other` names and this does not. False if they contradict each
     /// other; then nothing is taken.
     pub fn join(&mut self, other: Self) -> bool {
         let same =
-            |own: &Option<String>, other: &Option<String>| own.is_none() || other.is_none() || own == other;
+            |one: &Option<String>, other: &Option<String>| one.is_none() || other.is_none() || one == other;
         let agrees = same(&self.model, &other.model)
             && same(&self.fingerprint, &other.fingerprint)
             && same(&self.weights, &other.weights);
@@ -89,7 +89,7 @@ struct Version {
     version: Option<String>,
 }
 
-/// A member that is left out where it cannot be read.
+/// A member that is skipped where it cannot be read.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Lenient<T> {
@@ -105,17 +105,18 @@ fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(reader: D) -> Result<
 }
 
 impl From<OriginMembers> for Origin {
-    fn from(told: OriginMembers) -> Self {
+    fn from(members: OriginMembers) -> Self {
         let listed = || {
-            let choice = told.choices.into_iter().flatten().next()?;
+            let choice = members.choices.into_iter().flatten().next()?;
             choice.weight_versions.into_iter().flatten().next_back()?.version
         };
-        let one = [told.metadata, told.meta_info].into_iter().flatten().find_map(|at| at.weight_version);
+        let one =
+            [members.metadata, members.meta_info].into_iter().flatten().find_map(|at| at.weight_version);
         let weights = one.or_else(listed);
-        let model = told.model.filter(|_| told.object.is_some());
+        let model = if members.object.is_some() { members.model } else { None };
         // Gateways write an empty text where they know none.
         let named = |name: Option<String>| name.filter(|name| !name.is_empty());
-        Self { model: named(model), fingerprint: named(told.system_fingerprint), weights: named(weights) }
+        Self { model: named(model), fingerprint: named(members.system_fingerprint), weights: named(weights) }
     }
 }
 

@@ -68,7 +68,7 @@ impl Codec for Passthrough {
     }
 
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        answers.unasked(self.load_page().as_slice())
+        answers.unanswered(self.load_page().as_slice())
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {

@@ -27,12 +27,12 @@ pub const TEXT: usize = 1_280;
 /// Tokens of a seeded run.
 const SEEDED: u32 = 12;
 const SEEDS: [u64; 2] = [20_011, 70_843];
-/// Token events after which a stream is left.
+/// Token events after which a stream is aborted.
 const LEAVE: usize = 6;
-/// Tokens that a plain request asks for whose stream is left early.
+/// Tokens requested by a plain request whose stream is aborted early.
 const PLAIN_TOKENS: u32 = 64;
-/// Tokens of a plain request that is answered whole, for engines that do not stream by ids.
-const WHOLE: u32 = 8;
+/// Tokens of an unstreamed plain request, for engines that do not stream by ids.
+const UNSTREAMED_TOKENS: u32 = 8;
 const OUT_OF_TIME: &str = "stopped when its time was up";
 /// The possible causes if the very first call with log-probabilities got no valid answer.
 const FIRST_LOGPROBS: &str = "its first call with logprobs got no valid answer: either it compiles for that call, which takes some \
@@ -59,7 +59,7 @@ pub struct Bounds {
 
 /// The next calls to make.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum ProbeStep {
     /// Make all these calls at once, and time them from the first byte sent to the last byte read.
     Round {
         /// Calls to be made at once.
@@ -103,7 +103,7 @@ pub struct Cache {
     pub reported: bool,
     /// Seconds of the first call with a long prompt; `None` if not measured.
     pub cold: Option<f64>,
-    /// Seconds of the same call again; `None` if not measured.
+    /// Seconds of the repeated call; `None` if not measured.
     pub warm: Option<f64>,
 }
 
@@ -133,7 +133,7 @@ struct Pending {
     task: Task,
     context: Vec<TokenId>,
     draft: Tree,
-    asked: VerifyRequest,
+    request: VerifyRequest,
 }
 
 pub struct Prober {
@@ -193,8 +193,8 @@ impl Prober {
         self.bounds.until = self.bounds.until.after(by);
     }
 
-    /// The next step; `None` when all is known, or a bound is reached.
-    pub fn next(&mut self, now: Tick) -> Option<Step> {
+    /// The next step; `None` when all is known, or a limit is reached.
+    pub fn next(&mut self, now: Tick) -> Option<ProbeStep> {
         loop {
             if self.over {
                 return None;
@@ -206,8 +206,8 @@ impl Prober {
             }
             let Some(step) = self.step(task) else { continue };
             let calls = match &step {
-                Step::Round { calls, .. } => calls.len() as u32,
-                Step::Plain { .. } => 1,
+                ProbeStep::Round { calls, .. } => calls.len() as u32,
+                ProbeStep::Plain { .. } => 1,
             };
             if self.calls + calls > self.bounds.calls {
                 self.pending = None;
@@ -224,10 +224,10 @@ impl Prober {
         self.learning.stop(why);
     }
 
-    fn step(&mut self, task: Task) -> Option<Step> {
+    fn step(&mut self, task: Task) -> Option<ProbeStep> {
         let context = self.text.get(..self.script.length(&task)?)?.to_vec();
         let step = match task {
-            Task::Plain { .. } | Task::Whole { .. } | Task::Seeded { .. } => {
+            Task::Plain { .. } | Task::Unstreamed { .. } | Task::Seeded { .. } => {
                 self.plain_request(task, context)?
             }
             _ => self.round(task, context)?,
@@ -235,7 +235,7 @@ impl Prober {
         Some(step)
     }
 
-    fn round(&mut self, task: Task, context: Vec<TokenId>) -> Option<Step> {
+    fn round(&mut self, task: Task, context: Vec<TokenId>) -> Option<ProbeStep> {
         let (method, nodes) = (task.method(&self.engine)?, task.nodes());
         if !self.engine.methods.contains(&method) {
             return None;
@@ -243,13 +243,13 @@ impl Prober {
         let draft = self.draft(context.len(), nodes);
         let sampling = greedy();
         let round = round(&self.engine, &context, &draft, &sampling, method);
-        let asked = self.engine.verify(&round, self.bounds.bytes_max).ok()?;
-        let calls = asked.calls.clone();
-        self.pending = Some(Pending { task, context, draft, asked });
-        Some(Step::Round { calls, fresh: task.is_fresh() })
+        let request = self.engine.verify(&round, self.bounds.bytes_max).ok()?;
+        let calls = request.calls.clone();
+        self.pending = Some(Pending { task, context, draft, request });
+        Some(ProbeStep::Round { calls, fresh: task.is_fresh() })
     }
 
-    fn plain_request(&mut self, task: Task, context: Vec<TokenId>) -> Option<Step> {
+    fn plain_request(&mut self, task: Task, context: Vec<TokenId>) -> Option<ProbeStep> {
         let (output, sampling, tokens, leave) = match task {
             Task::Seeded { seed, cut } => {
                 let output = self.learning.seeded(cut)?;
@@ -257,15 +257,17 @@ impl Prober {
                 (output, sampling, SEEDED.saturating_sub(cut as u32), usize::MAX)
             }
             Task::Plain { leaves: false, .. } => (Vec::new(), greedy(), LEAVE as u32, usize::MAX),
-            Task::Whole { one, .. } => (Vec::new(), greedy(), if one { 1 } else { WHOLE }, usize::MAX),
+            Task::Unstreamed { one, .. } => {
+                (Vec::new(), greedy(), if one { 1 } else { UNSTREAMED_TOKENS }, usize::MAX)
+            }
             _ => (Vec::new(), greedy(), PLAIN_TOKENS, LEAVE),
         };
         let sampling = Sampling { ignore_eos: true, ..sampling };
         let at = Context::new(&self.engine.model, &context, &output);
         let call = self.engine.plain_request(&at, &sampling, tokens);
-        let asked = VerifyRequest { calls: Vec::new(), nodes: 0 };
-        self.pending = Some(Pending { task, context, draft: Tree::default(), asked });
-        Some(Step::Plain { call, leave })
+        let request = VerifyRequest { calls: Vec::new(), nodes: 0 };
+        self.pending = Some(Pending { task, context, draft: Tree::default(), request });
+        Some(ProbeStep::Plain { call, leave })
     }
 
     /// A chain that differs from the text's continuation, so that none of it is cached when the
@@ -289,7 +291,7 @@ impl Prober {
         let Some(pending) = self.pending.take() else { return };
         let failed =
             matches!(answer, ProbeAnswer::Late | ProbeAnswer::Silence | ProbeAnswer::Refused(500..=599, _));
-        if failed && matches!(pending.task, Task::Same { again: false }) {
+        if failed && matches!(pending.task, Task::Same { repeat: false }) {
             self.learning.note(FIRST_LOGPROBS);
         }
         match answer {
@@ -299,7 +301,7 @@ impl Prober {
                 self.stop(&format!("stopped because the server answered {status}: it is busy"));
             }
             ProbeAnswer::Refused(status, body) if self.is_chance(&pending, status, &body) => {
-                self.script.again(pending.task);
+                self.script.repeat(pending.task);
             }
             ProbeAnswer::Refused(status, _) => {
                 self.refused(&pending, &format!("the server answers {status} to it"));
@@ -313,16 +315,16 @@ impl Prober {
         let Some(method) = pending.task.method(&self.engine) else { return };
         let sampling = greedy();
         let round = round(&self.engine, &pending.context, &pending.draft, &sampling, method);
-        let result = match self.engine.result(&round, &pending.asked, bodies) {
+        let result = match self.engine.result(&round, &pending.request, bodies) {
             Ok(result) => result,
             Err(unreadable) => {
                 return self.refused(pending, &format!("its answer cannot be read: {unreadable}"));
             }
         };
         if result.computed.is_some() {
-            self.engine.tells_cached = true;
+            self.engine.reports_cached = true;
         }
-        if let (Task::Same { again: true }, [body]) = (pending.task, bodies)
+        if let (Task::Same { repeat: true }, [body]) = (pending.task, bodies)
             && let Some(rows) =
                 self.engine.dialect.codec().rows(pending.context.len() + pending.draft.len(), body)
         {
@@ -332,7 +334,7 @@ impl Prober {
             &pending.task,
             method,
             pending.context.len(),
-            pending.asked.nodes,
+            pending.request.nodes,
             seconds,
             result.computed,
         );
@@ -356,7 +358,7 @@ impl Prober {
     /// The verification method of a round; `None` for a plain request.
     fn method_of(&self, pending: &Pending) -> Option<VerifyMethod> {
         match pending.task {
-            Task::Plain { .. } | Task::Whole { .. } | Task::Seeded { .. } => None,
+            Task::Plain { .. } | Task::Unstreamed { .. } | Task::Seeded { .. } => None,
             _ => pending.task.method(&self.engine),
         }
     }
@@ -366,7 +368,7 @@ impl Prober {
     fn is_chance(&mut self, pending: &Pending, status: u16, body: &[u8]) -> bool {
         let Some(method) = self.method_of(pending) else { return false };
         let Some(chances) = self.chances.get_mut(method.index()) else { return false };
-        let chance = *chances < CHANCES && self.engine.dialect.codec().tells_nothing(method, status, body);
+        let chance = *chances < CHANCES && self.engine.dialect.codec().is_undecided(method, status, body);
         *chances += u32::from(chance);
         chance
     }
@@ -378,7 +380,7 @@ impl Prober {
         let Some(refusals) = self.refusals.get_mut(method.index()) else { return };
         *refusals += 1;
         // A failure after a cached prefix recurs whenever one is cached.
-        if *refusals >= REFUSALS || matches!(pending.task, Task::Same { again: true }) {
+        if *refusals >= REFUSALS || matches!(pending.task, Task::Same { repeat: true }) {
             self.engine.methods.retain(|other| *other != method);
             self.learning.remove(method, why);
         }

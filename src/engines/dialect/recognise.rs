@@ -1,4 +1,4 @@
-//! Identifies engines by their own endpoints.
+//! Identifies engines by their endpoints.
 //!
 //! A server gets the questions of [`introduction`], which every engine answers without computing a
 //! token, or refuses; then those of its dialect, in rounds ([`super::Codec::questions`]).
@@ -48,13 +48,13 @@ pub struct Answers(IndexMap<String, Reply>);
 
 impl Answers {
     /// Adds the answer to the question at `path`; replaces an earlier one.
-    pub fn add(&mut self, path: &str, told: Reply) {
-        self.0.insert(path.to_owned(), told);
+    pub fn add(&mut self, path: &str, reply: Reply) {
+        self.0.insert(path.to_owned(), reply);
     }
 
     /// The paths that were answered with 200.
     pub fn good(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().filter(|(_, told)| told.status == 200).map(|(path, _)| path.as_str())
+        self.0.iter().filter(|(_, reply)| reply.status == 200).map(|(path, _)| path.as_str())
     }
 
     /// True if there is an answer of `path`, whatever its status.
@@ -62,17 +62,17 @@ impl Answers {
         self.0.contains_key(path)
     }
 
-    /// The `GET` questions for those of `paths` that have not been asked.
-    pub fn unasked(&self, paths: &[&'static str]) -> Vec<Question> {
+    /// The `GET` questions for those of `paths` that have not been requested.
+    pub fn unanswered(&self, paths: &[&'static str]) -> Vec<Question> {
         paths.iter().filter(|path| !self.has(path)).copied().map(Question::get).collect()
     }
 
-    /// The paths that were asked.
+    /// The requested paths.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// The status that `path` was answered with; `None` if it was not asked.
+    /// The status that `path` was answered with; `None` if it was not requested.
     pub fn status(&self, path: &str) -> Option<u16> {
         Some(self.0.get(path)?.status)
     }
@@ -80,8 +80,8 @@ impl Answers {
     /// The body of an answer with status 200, as text; `None` without such an answer, or if it is
     /// not UTF-8.
     pub fn text(&self, path: &str) -> Option<&str> {
-        let told = self.0.get(path).filter(|told| told.status == 200)?;
-        std::str::from_utf8(&told.body).ok()
+        let reply = self.0.get(path).filter(|reply| reply.status == 200)?;
+        std::str::from_utf8(&reply.body).ok()
     }
 
     /// The body of an answer with status 200, as JSON; `None` without such an answer, or if it is
@@ -100,15 +100,15 @@ impl Answers {
         self.at(path, pointer)?.as_str().map(ToOwned::to_owned)
     }
 
-    /// A whole number, not negative, of an answer with status 200, by JSON pointer; `None` if there
-    /// is none.
+    /// A non-negative integer of an answer with status 200, by JSON pointer; `None` if there is
+    /// none.
     pub fn number(&self, path: &str, pointer: &str) -> Option<u64> {
         self.at(path, pointer)?.as_u64()
     }
 
     /// True if the `server` header of any answer begins with `name`.
     fn served_by(&self, name: &str) -> bool {
-        self.0.values().any(|told| told.server.as_deref().is_some_and(|server| server.starts_with(name)))
+        self.0.values().any(|reply| reply.server.as_deref().is_some_and(|server| server.starts_with(name)))
     }
 
     /// The owner of the first model (`owned_by`).
@@ -204,7 +204,7 @@ fn by_habit(answers: &Answers) -> Option<Dialect> {
     let router = answers.word(INFO, "/router");
     let is_tgi = router.as_deref() == Some("text-generation-router")
         || (answers.word(INFO, "/model_id").is_some() && answers.number(INFO, "/max_total_tokens").is_some());
-    // Many small servers are built on Python's own HTTP server, which does not identify the API.
+    // Many small servers are built on Python's HTTP server, which does not identify the API.
     let by_python = answers.served_by("BaseHTTP/");
     let habits = [
         (Dialect::Triton, answers.word(KSERVE, "/name").as_deref() == Some("triton")),
@@ -216,16 +216,17 @@ fn by_habit(answers: &Answers) -> Option<Dialect> {
     habits.into_iter().find_map(|(dialect, is)| is.then_some(dialect))
 }
 
-/// mlx-lm's server is built on Python's own, names no owner of its models, and answers `Not Found`
-/// in plain text, where Python's own answers in HTML.
+/// mlx-lm's server is built on Python's HTTP server, names no owner of its models, and answers
+/// `Not Found` in plain text, where that answers in HTML.
 fn is_mlx(answers: &Answers) -> bool {
-    let own = |model: &Value| {
+    let is_listed = |model: &Value| {
         let keys = model.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
         keys.eq(["id", "object", "created"])
     };
     let models = answers.at(MODELS, "/data");
-    let lists = models.as_ref().and_then(Value::as_array).is_some_and(|models| models.iter().all(own));
-    let refuses = answers.0.get(VERSION).is_some_and(|told| told.status == 404 && told.body == b"Not Found");
+    let lists = models.as_ref().and_then(Value::as_array).is_some_and(|models| models.iter().all(is_listed));
+    let refuses =
+        answers.0.get(VERSION).is_some_and(|reply| reply.status == 404 && reply.body == b"Not Found");
     lists && refuses && answers.served_by("BaseHTTP/")
 }
 
@@ -235,14 +236,14 @@ mod tests {
 
     use super::*;
 
-    fn told(server: Option<&str>, said: &[(&str, Value)]) -> Answers {
+    fn reply(server: Option<&str>, said: &[(&str, Value)]) -> Answers {
         let mut answers = Answers::default();
         for question in introduction() {
             let found = said.iter().find(|(path, _)| *path == question.path);
             let status = if found.is_some() { 200 } else { 404 };
             let body = found.map_or_else(|| json!({"error": "not found"}), |(_, body)| body.clone());
-            let told = Reply { status, server: server.map(Into::into), body: body.to_string().into_bytes() };
-            answers.add(&question.path, told);
+            let reply = Reply { status, server: server.map(Into::into), body: body.to_string().into_bytes() };
+            answers.add(&question.path, reply);
         }
         answers
     }
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn servers_are_identified_by_answers_that_only_they_give() {
-        let of = |server: Option<&str>, said: &[(&str, Value)]| dialect_of(&told(server, said));
+        let of = |server: Option<&str>, said: &[(&str, Value)]| dialect_of(&reply(server, said));
         let uvicorn = Some("uvicorn");
         let listed = |owner| (MODELS, models(owner));
         assert_eq!(of(uvicorn, &[listed(Some("tensorrt_llm"))]), Some(Dialect::TrtLlm));
@@ -272,7 +273,7 @@ mod tests {
         let python = Some("BaseHTTP/0.6 Python/3.12.3");
         assert_eq!(of(python, &[listed(None)]), None, "anybody's server");
         let mlx = |data: Value| {
-            let mut answers = told(python, &[(MODELS, json!({"object": "list", "data": data}))]);
+            let mut answers = reply(python, &[(MODELS, json!({"object": "list", "data": data}))]);
             let refused = Reply { status: 404, server: python.map(Into::into), body: b"Not Found".to_vec() };
             answers.add(VERSION, refused);
             dialect_of(&answers)

@@ -2,7 +2,7 @@
 //! those and draws no sample.
 //!
 //! It is reconstructed only if that is exact, which is judged from the probabilities alone. The
-//! session draws from it; an undecided position is left to another verification method, whose
+//! session draws from it; an undecided position is passed to another verification method, whose
 //! sample is then the only one ever drawn there.
 
 mod bounds;
@@ -30,18 +30,18 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     if sampling.penalizes() || !sampling.logit_bias.is_empty() || sampling.temperature <= 0.0 {
         return None;
     }
-    // One more than are kept, to detect a tie at the edge.
-    let all = sampling.top_k.map(|keep| keep as usize + 1).filter(|width| *width <= most);
+    // One more than are retained, to detect a tie at the edge.
+    let all = sampling.top_k.map(|k| k as usize + 1).filter(|width| *width <= most);
     let closes = sampling.min_p > 0.0 || (sampling.top_p < 1.0 && sampling.temperature <= 1.0);
     all.or((closes && most >= 2).then_some(most))
 }
 
 /// The target's row at a position: the token that it takes, or the distribution that it draws from;
 /// `None` if that cannot be reconstructed. `top` holds the most probable tokens with their raw
-/// log-probabilities, in any order: the first `width` (see [`width`]), or the whole vocabulary if
-/// that is smaller, and possibly more. A token of `special` must not be decided here, because only
-/// the engine knows whether it ends the text: above T = 0 a position at which such a token may be
-/// drawn is left undecided, whatever the draw would be, and with `min_tokens`, which bars them
+/// log-probabilities, in any order: the first `width` (see [`width`]), or the complete vocabulary
+/// if that is smaller, and possibly more. A token of `special` must not be decided here, because
+/// only the engine knows whether it ends the text: above T = 0 a position at which such a token may
+/// be drawn stays undecided, whatever the draw would be, and with `min_tokens`, which bars them
 /// before the others are truncated, each position that lists one.
 pub fn row(top: &[(TokenId, f64)], width: usize, sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
     let top = ranked(top);
@@ -52,40 +52,42 @@ pub fn row(top: &[(TokenId, f64)], width: usize, sampling: &Sampling, special: &
         return clear.then(|| Row::of(first.0));
     }
     let (weights, unlisted) = weights(&top, width, sampling)?;
-    let kept = nucleus(&weights, unlisted, sampling.top_p)?;
-    let drawn = if sampling.min_tokens > 0 { &top } else { &kept };
+    let candidates = nucleus(&weights, unlisted, sampling.top_p)?;
+    let drawn = if sampling.min_tokens > 0 { &top } else { &candidates };
     if drawn.iter().any(|entry| is_special(&entry.0)) {
         return None;
     }
-    let total: f64 = kept.iter().map(|entry| entry.1).sum();
-    Some(Row::undrawn(kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()))
+    let total: f64 = candidates.iter().map(|entry| entry.1).sum();
+    Some(Row::undrawn(candidates.into_iter().map(|(token, weight)| (token, weight / total)).collect()))
 }
 
 /// The rows of a scored chain up to the first undecided position, one per draft node; if all are
-/// decided, then `bonus`, which the engine has sampled. `told` lists each position's tokens with
+/// decided, then `bonus`, which the engine has sampled. `listed` lists each position's tokens with
 /// their log-probabilities, as many as [`width`] says for an engine that lists `most`. `bounds`: an
 /// undecided position still gets a row if its probabilities are known between bounds.
 pub fn rows(
     engine: &Engine,
     sampling: &Sampling,
     most: usize,
-    told: impl Iterator<Item = Vec<(TokenId, f64)>>,
+    listed: impl Iterator<Item = Vec<(TokenId, f64)>>,
     bounds: bool,
     bonus: Row,
 ) -> Vec<Row> {
     let mut rows = Vec::new();
     let Some(width) = width(sampling, most) else { return rows };
-    let told: Vec<_> = told.collect();
+    let listed: Vec<_> = listed.collect();
     // One list of logits shows that the others are no log-probabilities either (vLLM's
     // `--logprobs-mode raw_logits` and `processed_logits`).
-    let logits = told.iter().any(|top| total(top) > 1.0 + EDGE);
-    if logits && sampling.temperature > 0.0 && sampling.top_k.is_none_or(|keep| keep as usize >= width) {
+    let logits = listed.iter().any(|top| total(top) > 1.0 + EDGE);
+    if logits && sampling.temperature > 0.0 && sampling.top_k.is_none_or(|k| k as usize >= width) {
         return rows;
     }
-    for top in told {
+    for top in listed {
         // The bounds count special tokens, which `min_tokens` may bar.
-        let between =
-            || bounded(&top, width, sampling, &engine.may_end).filter(|_| bounds && sampling.min_tokens == 0);
+        let between = || {
+            let may_bound = bounds && sampling.min_tokens == 0;
+            if may_bound { bounded(&top, width, sampling, &engine.may_end) } else { None }
+        };
         let Some(row) = row(&top, width, sampling, &engine.may_end).or_else(between) else { return rows };
         rows.push(row);
     }
@@ -104,32 +106,32 @@ fn ranked(top: &[(TokenId, f64)]) -> Vec<(TokenId, f64)> {
 /// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.
 /// With them the greatest weight of all tokens together that these keep and that are not listed.
 fn weights(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Option<(Vec<(TokenId, f64)>, f64)> {
-    let listed_k = sampling.top_k.map(|keep| keep as usize).filter(|keep| *keep < width);
-    let kept = if let Some(keep) = listed_k {
-        let (kept, edge) = (top.get(..keep)?, top.get(keep)?);
-        if kept.last()?.1 - edge.1 <= TIE {
+    let listed_k = sampling.top_k.map(|k| k as usize).filter(|k| *k < width);
+    let candidates = if let Some(k) = listed_k {
+        let (candidates, edge) = (top.get(..k)?, top.get(k)?);
+        if candidates.last()?.1 - edge.1 <= TIE {
             return None;
         }
-        kept
+        candidates
     } else {
         top.get(..width).unwrap_or(top)
     };
-    let most = kept.first()?.1;
+    let most = candidates.first()?.1;
     let weight = |logprob: f64| ((logprob - most) / sampling.temperature).exp();
-    let mut weights: Vec<_> = kept.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
+    let mut weights: Vec<_> = candidates.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
     let at_edge = |weight: f64| (weight - sampling.min_p).abs() < EDGE * sampling.min_p;
     if weights.iter().any(|entry| at_edge(entry.1)) {
         return None;
     }
     weights.retain(|entry| entry.1 >= sampling.min_p);
-    let closed = listed_k.is_some() || weights.len() < kept.len();
-    let unlisted = if closed { 0.0 } else { unlisted(kept, sampling.temperature)? };
+    let closed = listed_k.is_some() || weights.len() < candidates.len();
+    let unlisted = if closed { 0.0 } else { unlisted(candidates, sampling.temperature)? };
     Some((weights, unlisted))
 }
 
 /// The greatest weight of all tokens together that are not among the listed, the likeliest of all.
 /// Each has p ≤ p_last, so with T ≤ 1 its weight (p / p_first)^(1/T) is at most p / p_first ·
-/// (p_last / p_first)^(1/T − 1). `None` where the list has logits in place of log-probabilities.
+/// (p_last / p_first)^(1/T − 1). `None` where the list has logits instead of log-probabilities.
 fn unlisted(listed: &[(TokenId, f64)], temperature: f64) -> Option<f64> {
     let (first, last) = (listed.first()?.1, listed.last()?.1);
     let sum = total(listed);
@@ -147,14 +149,14 @@ fn total(listed: &[(TokenId, f64)]) -> f64 {
 }
 
 /// The smallest head of the list whose share reaches `top_p`; `None` if rounding, a tie or the
-/// weight of unlisted tokens leaves open where it ends.
+/// weight of unlisted tokens leaves its end undecided.
 fn nucleus(weights: &[(TokenId, f64)], unlisted: f64, top_p: f64) -> Option<Vec<(TokenId, f64)>> {
     if top_p >= 1.0 {
         return (unlisted <= 0.0).then(|| weights.to_vec());
     }
     let total: f64 = weights.iter().map(|entry| entry.1).sum();
     let mut before = 0.0;
-    let mut kept = Vec::new();
+    let mut candidates = Vec::new();
     for (index, &(token, weight)) in weights.iter().enumerate() {
         let (least, greatest) = (before / (total + unlisted), before / total);
         let closed = least >= top_p + EDGE;
@@ -162,15 +164,15 @@ fn nucleus(weights: &[(TokenId, f64)], unlisted: f64, top_p: f64) -> Option<Vec<
             return None;
         }
         if closed {
-            let last: &(TokenId, f64) = kept.last()?;
-            // Equal tokens at the edge: engines differ in which of them they keep.
-            return ((last.1 - weight).abs() > TIE * last.1).then_some(kept);
+            let last: &(TokenId, f64) = candidates.last()?;
+            // Equal tokens at the edge: engines differ in which of them they retain.
+            return ((last.1 - weight).abs() > TIE * last.1).then_some(candidates);
         }
         before += weight;
-        kept.push((token, weight));
-        debug_assert!(kept.len() == index + 1);
+        candidates.push((token, weight));
+        debug_assert!(candidates.len() == index + 1);
     }
-    (unlisted <= 0.0).then_some(kept)
+    (unlisted <= 0.0).then_some(candidates)
 }
 
 #[cfg(test)]
@@ -290,18 +292,18 @@ mod tests {
     /// first, as vLLM makes it (0.32, `v1/sample/ops/topk_topp_sampler.py`).
     fn of_all(top: &[(TokenId, f64)], sampling: &Sampling) -> Vec<(TokenId, f64)> {
         let weight = |logprob: f64| ((logprob - top[0].1) / sampling.temperature).exp();
-        let mut kept: Vec<_> = top.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
-        kept.retain(|entry| entry.1 >= sampling.min_p);
-        kept.truncate(sampling.top_k.unwrap_or(u32::MAX) as usize);
-        let total: f64 = kept.iter().map(|entry| entry.1).sum();
+        let mut candidates: Vec<_> = top.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
+        candidates.retain(|entry| entry.1 >= sampling.min_p);
+        candidates.truncate(sampling.top_k.unwrap_or(u32::MAX) as usize);
+        let total: f64 = candidates.iter().map(|entry| entry.1).sum();
         let mut before = 0.0;
-        kept.retain(|entry| {
-            let keep = before / total < sampling.top_p;
+        candidates.retain(|entry| {
+            let k = before / total < sampling.top_p;
             before += entry.1;
-            keep
+            k
         });
-        let total: f64 = kept.iter().map(|entry| entry.1).sum();
-        kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()
+        let total: f64 = candidates.iter().map(|entry| entry.1).sum();
+        candidates.into_iter().map(|(token, weight)| (token, weight / total)).collect()
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! SGLang.
 //!
 //! `FanOut` and plain requests use `/v1/completions` with exactly the fields that the client has
-//! set: that route fills in OpenAI's defaults, as it does for the client's own completion. The chat
+//! set: that route fills in OpenAI's defaults, as it does for the client's completion. The chat
 //! route takes the model's defaults instead (`--sampling-defaults model`), which no endpoint
 //! reports; a chat is speculated on only if it sets every field for which the two differ, or if the
 //! operator has named the model's file: then later requests send all of them.
 //!
 //! `Score` uses `/generate` with `logprob_start_len` at the last token of the context: the radix
 //! cache is read up to there, the first entry is always null, and the row of the first drafted
-//! token is always computed. Its parameters are sent in full, because `/generate` has defaults of
-//! its own.
+//! token is always computed. Its parameters are sent in full, because `/generate` has other
+//! defaults.
 //!
 //! All three penalties count output only, so none of them stays right when output becomes prompt.
 
@@ -29,7 +29,8 @@ use super::recognise::{MODELS, SERVER_INFO};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, FirstToken, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, StopQuirks, Unreadable, UsageQuirks, Usual,
+    VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F, order};
 use foretell_core::units::TokenId;
@@ -37,7 +38,7 @@ use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/generate";
-/// Members of `usage` in the order of whole answers (`UsageInfo`).
+/// Members of `usage` in the order of unstreamed answers (`UsageInfo`).
 const USAGE: [&str; 6] = [
     "prompt_tokens",
     "total_tokens",
@@ -50,10 +51,9 @@ const TOKENIZE: &str = "/tokenize";
 const MODEL_INFO: &str = "/model_info";
 const METRICS: &str = "/metrics";
 const LOADS: &str = "/v1/loads?include=core&format=json";
-/// Maximum log-probabilities per position. The server has no limit of its own; the answer grows
-/// with it.
+/// Maximum log-probabilities per position. The server has no limit; the answer grows with it.
 const MAX_LOGPROBS: usize = 64;
-/// Maximum prompts of one call: each of them becomes a request of its own in the scheduler.
+/// Maximum prompts of one call: each of them becomes a separate request in the scheduler.
 const MAX_PROMPTS: usize = 64;
 
 /// The first version that reports `stop` for a call of one token if that ends the text. Earlier
@@ -61,8 +61,8 @@ const MAX_PROMPTS: usize = 64;
 /// after the end.
 const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 
-/// The version that was seen to list the versions of the weights in whole answers; earlier ones
-/// were not run.
+/// The version that was seen to list the versions of the weights in unstreamed answers; earlier
+/// ones were not run.
 const LISTS_WEIGHTS: [u32; 3] = [0, 5, 23];
 
 /// The codec of SGLang.
@@ -78,15 +78,21 @@ const QUIRKS: Quirks = Quirks {
         ..Usual::COMMON
     }),
     has_other_apis: true,
-    continuous_usage: true,
-    stop_field: Some("matched_stop"),
-    stop_field_names_end: true,
     tidies_text: true,
-    usage_runs_alone: true,
-    bare_usage: &[Route::Completions],
     bare_end: true,
     model_defaults: true,
-    stops_in_special: true,
+    stops: StopQuirks {
+        field: Some("matched_stop"),
+        field_names_end: true,
+        in_special: true,
+        ..StopQuirks::COMMON
+    },
+    usage: UsageQuirks {
+        has_continuous: true,
+        runs_alone: true,
+        bare: &[Route::Completions],
+        ..UsageQuirks::COMMON
+    },
     ..Quirks::COMMON
 };
 
@@ -97,12 +103,12 @@ impl Codec for Sglang {
 
     /// A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23,
     /// `serving_chat.py`: "return_prompt_token_ids is not supported with streaming").
-    fn tells_ids(&self, route: Route) -> bool {
+    fn reports_ids(&self, route: Route) -> bool {
         route == Route::Completions
     }
 
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        answers.unasked(&[MODEL_INFO, LOADS, METRICS])
+        answers.unanswered(&[MODEL_INFO, LOADS, METRICS])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
@@ -114,9 +120,9 @@ impl Codec for Sglang {
             .or_else(|| answers.number(SERVER_INFO, "/context_length"))
             .ok_or_else(|| Foreign::silent("context length"))?;
         let on = |pointer: &str| info(pointer).is_some_and(|value| value == json!(true));
-        let tells_ends = shared::version(&version).is_some_and(|version| version >= ENDS_FIRST);
-        // Without the cache every call computes its whole prompt.
-        let offered = tells_ends && !on("/disable_radix_cache");
+        let reports_ends = shared::version(&version).is_some_and(|version| version >= ENDS_FIRST);
+        // Without the cache every call computes its complete prompt.
+        let offered = reports_ends && !on("/disable_radix_cache");
         let methods = if offered { vec![VerifyMethod::Score, VerifyMethod::FanOut] } else { vec![] };
         let preferred = info("/preferred_sampling_params").is_some();
         let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
@@ -124,7 +130,7 @@ impl Codec for Sglang {
             context: usize::try_from(context).ok(),
             methods,
             defaults: (openai && !preferred).then_some(Defaults::OPENAI),
-            own_defaults: preferred,
+            operator_defaults: preferred,
             noise: if on("/enable_deterministic_inference") { Noise::Position } else { Noise::Ignored },
             block: answers
                 .number(SERVER_INFO, "/page_size")
@@ -190,7 +196,7 @@ impl Codec for Sglang {
 
     fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
-        if self.tells_ids(request.route) {
+        if self.reports_ids(request.route) {
             body.insert("return_token_ids".into(), Value::Bool(true));
         }
         Call { path: request.route.path(), body: bytes(&body) }
@@ -198,7 +204,7 @@ impl Codec for Sglang {
 
     /// Its answers that are no streams have ids (0.5.23, `serving_chat.py`). Usage on every event
     /// would have to be made up.
-    fn tells_first_token(&self, engine: &Engine, request: &Request) -> bool {
+    fn reports_first_token(&self, engine: &Engine, request: &Request) -> bool {
         let counts = request.stream && request.continuous_usage;
         request.route == Route::Chat && engine.unparsed && !request.tools && !counts
     }
@@ -215,11 +221,11 @@ impl Codec for Sglang {
         Additive { usage: true, null_usage: true, ..Additive::of(request) }
     }
 
-    /// Whole answers name the version of the weights (0.5.23, `serving_completions.py`); events do
-    /// not.
-    fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
+    /// Unstreamed answers name the version of the weights (0.5.23, `serving_completions.py`);
+    /// events do not.
+    fn last_members(&self, engine: &Engine, route: Route, unstreamed: bool) -> Value {
         let mut members = Map::new();
-        if !whole {
+        if !unstreamed {
             return Value::Object(members);
         }
         if route == Route::Chat {
@@ -281,15 +287,15 @@ impl Codec for Sglang {
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &VerifyRequest,
+        request: &VerifyRequest,
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         if round.method == VerifyMethod::Score {
-            return score_result(engine, round, asked.nodes, body);
+            return score_result(engine, round, request.nodes, body);
         }
-        let sent = shared::fan_out_tokens(round, asked.nodes);
-        shared::fan_out_result(asked.nodes + 1, sent, body)
+        let sent = shared::fan_out_tokens(round, request.nodes);
+        shared::fan_out_result(request.nodes + 1, sent, body)
     }
 
     fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
@@ -321,7 +327,7 @@ impl Codec for Sglang {
 }
 
 /// A fingerprint of what the process drew and measured when it started: the seed that its operator
-/// left open, and how long each part of its start took. A seed alone may be the operator's.
+/// unset, and how long each part of its start took. A seed alone may be the operator's.
 fn process(answers: &Answers) -> Option<u64> {
     let startup = answers.at(SERVER_INFO, "/startup_time").filter(has_float)?;
     let seed = answers.at(SERVER_INFO, "/random_seed");
@@ -396,8 +402,8 @@ fn is_unparsed(answers: &Answers) -> bool {
     let template = word(SERVER_INFO, "/chat_template");
     let is_jinja = Path::new(&template).extension().is_some_and(|extension| extension == "jinja");
     let (model, kind) = (word(MODEL_INFO, "/model_path"), word(MODEL_INFO, "/model_type"));
-    // Conversation templates of its own have stop texts of their own. It takes one by the name of
-    // the model, most of them for models that see or hear.
+    // Its built-in conversation templates have stop texts. It takes one by the name of the model,
+    // most of them for models that see or hear.
     let guessed = ["vicuna", "points", "unlimited"].iter().any(|name| model.contains(name));
     let converses = guessed || !(template.is_empty() || is_jinja);
     // Their chats are decoded with special tokens.
@@ -414,32 +420,32 @@ fn is_unparsed(answers: &Answers) -> bool {
 const IDLE_PARSERS: [&str; 8] =
     ["hermes", "llama3", "mistral", "pythonic", "qwen", "qwen25", "qwen3_coder", "deepseekv3"];
 
-/// The first field left out by the client that gets another value on the completions route than on
-/// the client's own.
+/// The first field omitted by the client that gets another value on the completions route than on
+/// the client's route.
 fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'static str> {
     if request.route == Route::Completions || engine.defaults.is_some() {
         return None;
     }
     // The chat route takes these from the model: nothing else differs from the completions route.
     let drawn = sampling.temperature > 0.0 || !sampling.set_by_client.has(F::Temperature);
-    let drawing = [F::Temperature, F::TopP, F::TopK, F::MinP].into_iter().filter(|_| drawn);
-    let mut differing = drawing.chain([F::RepetitionPenalty]);
-    differing.find(|field| !sampling.set_by_client.has(*field)).map(F::name)
+    let drawing: &[F] = if drawn { &[F::Temperature, F::TopP, F::TopK, F::MinP] } else { &[] };
+    let mut differing = drawing.iter().chain(&[F::RepetitionPenalty]);
+    differing.find(|field| !sampling.set_by_client.has(**field)).map(|field| field.name())
 }
 
 /// True if the effective sampling is known as numbers, so that distributions can be computed here.
 fn sampling_is_known(engine: &Engine, request: &Request) -> bool {
-    !engine.own_defaults || request.sampling.sets_all()
+    !engine.operator_defaults || request.sampling.sets_all()
 }
 
 /// True if positions can be decided from log-probabilities. Attention backends differ in whether
-/// the nucleus is that of all tokens or of the `top_k` kept, so the two together are left to
-/// samples; and where noise is a function of the position, the draw must be the server's own.
+/// the nucleus is that of all tokens or of the `top_k` retained, so the two together are decided by
+/// samples; and where noise is a function of the position, the draw must be that of the server.
 fn scores(engine: &Engine, sampling: &Sampling) -> bool {
-    let listed = sampling.top_k.is_some_and(|keep| (keep as usize) < MAX_LOGPROBS);
-    let own_draw = engine.noise == Noise::Ignored && sampling.top_p >= 1.0 && listed;
+    let listed = sampling.top_k.is_some_and(|k| (k as usize) < MAX_LOGPROBS);
+    let draws_alone = engine.noise == Noise::Ignored && sampling.top_p >= 1.0 && listed;
     !engine.special.is_empty()
-        && (sampling.plainly_greedy() || own_draw)
+        && (sampling.plainly_greedy() || draws_alone)
         && score::width(sampling, MAX_LOGPROBS).is_some()
 }
 
@@ -485,11 +491,11 @@ struct Meta {
     prompt_tokens: u32,
     cached_tokens: Option<u32>,
     #[serde(default)]
-    input_top_logprobs: Vec<Option<Vec<Entry>>>,
+    input_top_logprobs: Vec<Option<Vec<LogprobEntry>>>,
 }
 
-/// Log-probability, token, and its text if that was asked for.
-type Entry = (Option<f64>, TokenId, Option<String>);
+/// Log-probability, token, and its text if that was requested.
+type LogprobEntry = (Option<f64>, TokenId, Option<String>);
 
 #[derive(Deserialize)]
 struct Reason {
@@ -518,10 +524,10 @@ fn score_result(
     }
     let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
     let bonus = Row { ends, text: answer.text, ..Row::of(*bonus) };
-    let told =
+    let logprobs =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
     Ok(VerifyResult {
-        rows: score::rows(engine, round.sampling, MAX_LOGPROBS, told, round.weighs, bonus),
+        rows: score::rows(engine, round.sampling, MAX_LOGPROBS, logprobs, round.weighs, bonus),
         computed,
         ..VerifyResult::default()
     })

@@ -27,8 +27,8 @@ pub const CHAT_RENDER: &str = "/v1/chat/completions/render";
 /// The page on which vLLM parses a complete output.
 pub const CHAT_DERENDER: &str = "/v1/chat/completions/derender";
 
-/// The client's request, streamed, with usage on every event if the engine can (so that its own
-/// count of the prompt is known however early the stream is left). `prediction` is used by Foretell
+/// The client's request, streamed, with usage on every event if the engine can (so that its count
+/// of the prompt is known however early the stream is aborted). `prediction` is used by Foretell
 /// and not sent.
 pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> {
     let mut body = request.body.clone();
@@ -71,7 +71,7 @@ impl Completion<'_> {
     }
 }
 
-/// A plain request from the whole context; `fields` is everything but prompt and length.
+/// A plain request from the complete context; `fields` is everything but prompt and length.
 pub fn plain_request(context: &Context<'_>, max_tokens: u32, fields: &Map<String, Value>) -> Call {
     Completion { context, paths: &[Vec::new()], max_tokens, stream: true, fields }.call()
 }
@@ -120,7 +120,7 @@ pub fn non_default_fields(sampling: &Sampling) -> Map<String, Value> {
             fields.insert(name.into(), value);
         }
     };
-    #[expect(clippy::float_cmp, reason = "only the very default may be left out")]
+    #[expect(clippy::float_cmp, reason = "only the very default may be omitted")]
     let same = |a: f64, b: f64| a == b;
     put("temperature", sampling.temperature.into(), false);
     put("top_p", sampling.top_p.into(), same(sampling.top_p, plain.top_p));
@@ -137,8 +137,8 @@ pub fn non_default_fields(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-/// Exactly the sampling fields that the client has set, so that the server fills in its own
-/// defaults as it does for the client.
+/// Exactly the sampling fields that the client has set, so that the server fills in its defaults as
+/// it does for the client.
 pub fn client_fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut put = |field: F, name: &str, value: Value| {
@@ -160,12 +160,12 @@ pub fn client_fields(sampling: &Sampling) -> Map<String, Value> {
 /// As [`client_fields`], and asks for the ids of the sampled tokens.
 pub fn client_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = client_fields(sampling);
-    ask_ids(&mut fields);
+    request_token_ids(&mut fields);
     fields
 }
 
 /// Asks for the ids of the sampled tokens.
-pub fn ask_ids(fields: &mut Map<String, Value>) {
+pub fn request_token_ids(fields: &mut Map<String, Value>) {
     fields.insert("return_token_ids".into(), true.into());
 }
 
@@ -383,7 +383,7 @@ fn value(rest: &str, label: Option<&str>) -> Option<f64> {
         Some(labelled) => labelled.split_once("} ")?,
         None => ("", rest),
     };
-    let wanted = label.is_none_or(|label| labels.split(',').any(|own| own == label));
+    let wanted = label.is_none_or(|label| labels.split(',').any(|found| found == label));
     wanted.then(|| rest.split_ascii_whitespace().next()?.parse().ok()).flatten()
 }
 
@@ -413,7 +413,7 @@ pub fn label(exposition: &str, name: &str, label: &str) -> Option<String> {
     rest.split_once('"').map(|(value, _)| value.to_owned())
 }
 
-/// The call in which the engine renders a chat request, by its own template and parsers.
+/// The call in which the engine renders a chat request, by its template and parsers.
 pub fn render_call(request: &Request) -> Call {
     Call { path: CHAT_RENDER, body: bytes(&request.body) }
 }
@@ -430,10 +430,10 @@ struct RenderedChat {
 pub fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
     let chat: RenderedChat =
         serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
-    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, bound: is_bound(&chat.sampling_params) })
+    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, has_grammar: has_grammar(&chat.sampling_params) })
 }
 
-fn is_bound(sampling_params: &Map<String, Value>) -> bool {
+fn has_grammar(sampling_params: &Map<String, Value>) -> bool {
     sampling_params.get(STRUCTURED_OUTPUTS).is_some_and(|grammar| !grammar.is_null())
 }
 
@@ -458,13 +458,13 @@ mod tests {
             let body = json!({"token_ids": [1, 2], "sampling_params": sampling});
             read_render(body.to_string().as_bytes())
         };
-        for (sampling, bound) in [
+        for (sampling, has_grammar) in [
             (json!({}), false),
             (json!({"structured_outputs": null}), false),
             (json!({"structured_outputs": {"structural_tag": "{}", "json": null}}), true),
             (json!({"structured_outputs": {}}), true),
         ] {
-            assert_eq!(read(sampling), Ok(PromptAnswer::Rendered { prompt: vec![1, 2], bound }));
+            assert_eq!(read(sampling), Ok(PromptAnswer::Rendered { prompt: vec![1, 2], has_grammar }));
         }
         assert!(read_render(b"{}").is_err());
     }

@@ -1,17 +1,16 @@
 //! vLLM.
 //!
 //! `FanOut` uses `/v1/completions`, which takes many prompts of token ids and returns the sampled
-//! ids; fields that the client left open stay open, so that the server's `generation_config`
-//! applies to it as it does to the client's own request. It cannot for penalties on output, which
-//! in a later request is prompt: where the server may have its own (`PENALTY_DEFAULTS`) and does
-//! not render requests, they are confirmed by its answers ([`super::confirm`]), or the client has
-//! to send them. `Score` uses the token endpoint
-//! (`/inference/v1/generate`), the only one that reads the prefix cache for prompt
-//! log-probabilities.
+//! ids; fields that the client did not set stay unset, so that the server's `generation_config`
+//! applies to it as it does to the client's request. It cannot for penalties on output, which in a
+//! later request is prompt: where the server may have defaults (`PENALTY_DEFAULTS`) and does not
+//! render requests, they are confirmed by its answers ([`super::confirm`]), or the client has to
+//! send them. `Score` uses the token endpoint (`/inference/v1/generate`), the only one that reads
+//! the prefix cache for prompt log-probabilities.
 //!
-//! **The call that crashes the engine**: prompt log-probabilities with `detokenize` left on. Cached
-//! rows of the V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop
-//! that all requests share. `token_endpoint::score_call` is the only function that asks for prompt
+//! **The call that crashes the engine**: prompt log-probabilities with `detokenize` on. Cached rows
+//! of the V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop that
+//! all requests share. `token_endpoint::score_call` is the only function that asks for prompt
 //! log-probabilities, and a property test checks that it sends `detokenize: false`.
 //!
 //! **The first call that may crash the engine**: any with log-probabilities, where no C++ compiler
@@ -32,7 +31,8 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, StopQuirks, Unreadable, UsageQuirks, Usual,
+    VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, GenerationConfig, Request, Route, Sampling, SamplingField, order};
 use crate::translation::Thinking;
@@ -53,7 +53,7 @@ const BLOCK: usize = 16;
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version that has [`ABORT`] in addition to the token endpoint.
 const ABORTS: [u32; 2] = [0, 32];
-/// The first version that parses a complete output on a page of its own.
+/// The first version that parses a complete output on a separate page.
 const DERENDERS: [u32; 2] = [0, 24];
 /// The first version known to take `presence_penalty` and `frequency_penalty` from a
 /// `generation_config` (0.32, `config/model.py`).
@@ -61,7 +61,7 @@ const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
-/// The order of the fields of whole answers, of both routes.
+/// The order of the fields of unstreamed answers, of both routes.
 const ANSWER: [&str; 14] = [
     "id",
     "object",
@@ -111,13 +111,11 @@ const QUIRKS: Quirks = Quirks {
     noise_may_be_placed: true,
     rows_may_change: true,
     thinking: Thinking::Effort,
-    continuous_usage: true,
     has_other_apis: true,
-    stop_hold: StopBuffer::Longest,
-    stop_field: Some("stop_reason"),
     hollow_deltas: true,
     render_setting: Some("--enable-scale-out"),
-    usage_runs: true,
+    stops: StopQuirks { hold: StopBuffer::Longest, field: Some("stop_reason"), ..StopQuirks::COMMON },
+    usage: UsageQuirks { has_continuous: true, runs: true, ..UsageQuirks::COMMON },
     ..Quirks::COMMON
 };
 
@@ -127,16 +125,16 @@ impl Codec for Vllm {
     }
 
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        let mut questions = answers.unasked(&[METRICS]);
+        let mut questions = answers.unanswered(&[METRICS]);
         let (Some(model), Some(context)) = (answers.model(), context(answers)) else { return questions };
         if !answers.has(shared::RENDER) {
-            // Renders the request to the engine's own sampling parameters, and computes nothing.
+            // Renders the request to the engine's sampling parameters, and computes nothing.
             let body = json!({ "model": model, "prompt": [1], "max_tokens": context.saturating_sub(1) });
             questions.push(Question::post(shared::RENDER, body));
         }
         if !answers.has(shared::CHAT_RENDER) {
             let chat = json!([{ "role": "user", "content": "." }]);
-            // Without a limit of its own, so that the answer shows the server's.
+            // Without a limit, so that the answer shows the server's.
             let body = json!({ "model": model, "messages": chat });
             questions.push(Question::post(shared::CHAT_RENDER, body));
         }
@@ -175,8 +173,8 @@ impl Codec for Vllm {
             block: block.and_then(|block| block.parse().ok()).map_or(BLOCK, shared::block),
             rows: RowShape::Full,
             lanes: Some(MAX_PROMPTS),
-            // With several API servers, each knows its own requests only; together they show no
-            // start time.
+            // With several API servers, each knows only its requests; together they show no start
+            // time.
             aborts: shared::version(&version).is_some_and(|version| version >= ABORTS)
                 && is_open(answers)
                 && shared::started(metrics).is_some(),
@@ -184,7 +182,7 @@ impl Codec for Vllm {
             watermarks: shared::metric(metrics, &["vllm:watermark_requests_total"]).is_some(),
             renders,
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
-            broken_end: BrokenEnd::LeftOut,
+            broken_end: BrokenEnd::Omitted,
             load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
         })
@@ -207,7 +205,7 @@ impl Codec for Vllm {
         Some(METRICS)
     }
 
-    /// Penalties on output tokens miss those that have become prompt. A bias in their place rounds
+    /// Penalties on output tokens miss those that have become prompt. A bias instead of them rounds
     /// otherwise, and cannot replace a penalty on presence where a later request goes on for more
     /// than one token. The repetition penalty counts prompt and output; `min_tokens` is counted
     /// here.
@@ -225,9 +223,9 @@ impl Codec for Vllm {
         sampling: &Sampling,
         settled: bool,
     ) -> Vec<VerifyMethod> {
-        let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
+        let is_sampled = settled && sampling.seed.is_none() && !engine.special.is_empty();
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
-        let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
+        let scores = (is_sampled || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
         let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
         engine.methods.iter().copied().filter(may).collect()
     }
@@ -251,10 +249,10 @@ impl Codec for Vllm {
         Additive { usage: true, nulls: true, ..Additive::of(request) }
     }
 
-    /// Whole answers are written with every field (`model_dump`), events only with those that were
-    /// set (0.32, `chat_completion/protocol.py` and `completion/protocol.py`).
-    fn last_members(&self, _: &Engine, route: Route, whole: bool) -> Value {
-        let choice = match (route, whole) {
+    /// Unstreamed answers are written with every field (`model_dump`), events only with those that
+    /// were set (0.32, `chat_completion/protocol.py` and `completion/protocol.py`).
+    fn last_members(&self, _: &Engine, route: Route, unstreamed: bool) -> Value {
+        let choice = match (route, unstreamed) {
             (Route::Chat, true) => json!({
                 "message": { "refusal": null, "annotations": null, "audio": null, "function_call": null,
                     "reasoning": null },
@@ -268,7 +266,7 @@ impl Codec for Vllm {
             (Route::Completions, false) => json!({}),
         };
         let mut members = json!({ "choices": [choice] });
-        if !whole {
+        if !unstreamed {
             return members;
         }
         let mut top = json!({
@@ -338,30 +336,30 @@ impl Codec for Vllm {
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &VerifyRequest,
+        request: &VerifyRequest,
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         if round.method == VerifyMethod::Score {
-            return token_endpoint::score_result(engine, round, asked.nodes, body);
+            return token_endpoint::score_result(engine, round, request.nodes, body);
         }
-        let sent = shared::fan_out_tokens(round, asked.nodes);
-        let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
-        Ok(shared_cache(round, asked.nodes, result))
+        let sent = shared::fan_out_tokens(round, request.nodes);
+        let result = shared::fan_out_result(request.nodes + 1, sent, body)?;
+        Ok(shared_cache(round, request.nodes, result))
     }
 
     /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
     /// number that JSON cannot express, the answer is this error, whatever the request was.
-    fn tells_nothing(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
+    fn is_undecided(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
         let says = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
         method == VerifyMethod::Score && status == 400 && says(b"Out of range float values")
     }
 
     /// Where the cache covers a part of a scored draft (an earlier request had this text), none of
     /// its rows can be read. It cannot cover a part of a block that the prompt does not fill.
-    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
-        let nodes = asked.nodes.min(token_endpoint::uncached_nodes(engine, round.context.len()));
-        let fewer = round.method == VerifyMethod::Score && nodes < asked.nodes;
+    fn retry(&self, engine: &Engine, round: &Round<'_>, request: &VerifyRequest) -> Option<VerifyRequest> {
+        let nodes = request.nodes.min(token_endpoint::uncached_nodes(engine, round.context.len()));
+        let fewer = round.method == VerifyMethod::Score && nodes < request.nodes;
         fewer.then(|| token_endpoint::score_request(round, nodes).ok()).flatten()
     }
 
@@ -420,7 +418,7 @@ fn is_open(answers: &Answers) -> bool {
     matches!(answers.status(GENERATE), Some(400 | 422))
 }
 
-/// The engine's own sampling parameters for a request that leaves them open; `None` if it does not
+/// The engine's sampling parameters for a request that does not set them; `None` if it does not
 /// show them.
 fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
     let rendered = answers.json(shared::RENDER)?;
@@ -433,16 +431,19 @@ fn penalty_defaults(engine: &Engine) -> bool {
     shared::version(&engine.version).is_some_and(|version| version >= PENALTY_DEFAULTS)
 }
 
-/// The first penalty on output that the client leaves to a server whose own one is not known.
+/// The first penalty on output that the client does not set, and whose default at the server is not
+/// known.
 fn unknown_penalty(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
     let fields = [SamplingField::PresencePenalty, SamplingField::FrequencyPenalty];
+    if engine.defaults.is_some() || !penalty_defaults(engine) {
+        return None;
+    }
     let open = fields.into_iter().find(|&field| !sampling.set_by_client.has(field));
-    let open = open.filter(|_| penalty_defaults(engine) && engine.defaults.is_none());
     open.map(|field| Refused::by(PassthroughReason::DefaultsUnknown, field.name()))
 }
 
 /// The limit of the output in the engine's parameters, if it is below `room`, what the context
-/// leaves. Members with vLLM's own default are left out.
+/// leaves. Members with vLLM's default are omitted.
 fn limit_in(params: &Map<String, Value>, room: usize) -> Option<u32> {
     let tokens = params.get("max_tokens").map_or(Some(u64::from(COMPLETION_TOKENS)), Value::as_u64)?;
     u32::try_from(tokens).ok().filter(|&tokens| (tokens as usize) < room)

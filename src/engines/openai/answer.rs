@@ -1,8 +1,8 @@
-//! Writes the client's answer in the backend's own format.
+//! Writes the client's answer in the backend's format.
 //!
 //! The first chunk of the first call is the template: `id`, `created`, `model`, and all other
-//! members of the backend's chunks are kept; only text, token ids, `finish_reason` and `usage` are
-//! set. Fields that are there only because Foretell asked for them are removed.
+//! members of the backend's chunks are copied; only text, token ids, `finish_reason` and `usage`
+//! are set. Fields that are there only because Foretell requested them are removed.
 
 use serde_json::{Map, Value, json};
 
@@ -10,20 +10,20 @@ use super::request::{Request, Route};
 use foretell_core::session::Finish;
 use foretell_core::units::TokenId;
 
-/// Fields that Foretell asked for and the client did not, so that they must not reach the client.
+/// Fields that Foretell requested and the client did not, so that they must not reach the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Additive {
     /// `stream_options.include_usage` was added.
     pub usage: bool,
     /// `return_token_ids` was added.
     pub token_ids: bool,
-    /// Members of the answer that are there only because Foretell asked for them.
+    /// Members of the answer that are there only because Foretell requested them.
     pub members: &'static [&'static str],
-    /// Members of its choices that are there only because Foretell asked for them.
+    /// Members of its choices that are there only because Foretell requested them.
     pub choice: &'static [&'static str],
-    /// Where token ids were not asked for, their members are there and null (vLLM).
+    /// Where token ids were not requested, their members are there and null (vLLM).
     pub nulls: bool,
-    /// Where usage was not asked for, its member is there and null (SGLang).
+    /// Where usage was not requested, its member is there and null (SGLang).
     pub null_usage: bool,
 }
 
@@ -110,7 +110,7 @@ pub fn order(object: Option<&mut Value>, names: &[&str]) {
     *members = ordered;
 }
 
-/// The shape of every later chunk, and of the whole answer.
+/// The shape of every later chunk, and of the unstreamed answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template {
     route: Route,
@@ -121,15 +121,15 @@ pub struct Template {
     /// The members of a chat's delta that are null.
     nulls: Map<String, Value>,
     prompt_token_ids: Option<Value>,
-    keep_token_ids: bool,
+    shows_token_ids: bool,
 }
 
 impl Template {
     /// From the first chunk of the backend, with the additive fields. `None` if it is not a chunk
     /// with exactly one choice.
     pub fn from_first_chunk(chunk: &Value, route: Route, additive: Additive) -> Option<Self> {
-        let keep_token_ids = !additive.token_ids;
-        let prompt_token_ids = prompt_token_ids(chunk).cloned().filter(|_| keep_token_ids);
+        let shows_token_ids = !additive.token_ids;
+        let prompt_token_ids = if shows_token_ids { prompt_token_ids(chunk).cloned() } else { None };
         let mut stripped = chunk.clone();
         strip(&mut stripped, Additive { token_ids: true, ..additive });
         let mut chunk = stripped.as_object_mut().map(std::mem::take)?;
@@ -157,7 +157,7 @@ impl Template {
             choice,
             role: role.unwrap_or_else(|| json!("assistant")),
             prompt_token_ids,
-            keep_token_ids,
+            shows_token_ids,
         })
     }
 
@@ -191,11 +191,11 @@ impl Template {
     }
 
     /// True if its chunks show the token ids.
-    pub fn keeps_token_ids(&self) -> bool {
-        self.keep_token_ids
+    pub fn shows_token_ids(&self) -> bool {
+        self.shows_token_ids
     }
 
-    /// The chunk that ends a stream whose client asked for usage.
+    /// The chunk that ends a stream whose client requested usage.
     pub fn usage_chunk(&self, usage: Value) -> Value {
         let mut chunk = self.chunk.clone();
         chunk.insert("choices".to_owned(), json!([]));
@@ -203,8 +203,8 @@ impl Template {
         Value::Object(chunk)
     }
 
-    /// The whole answer of a request that does not stream.
-    pub fn whole(&self, text: &str, tokens: &[TokenId], finish: Option<Finish>, usage: Value) -> Value {
+    /// The answer to a request that does not stream.
+    pub fn unstreamed(&self, text: &str, tokens: &[TokenId], finish: Option<Finish>, usage: Value) -> Value {
         let mut choice = self.choice(tokens, finish);
         choice.shift_remove("delta");
         match self.route {
@@ -233,7 +233,7 @@ impl Template {
     fn choice(&self, tokens: &[TokenId], finish: Option<Finish>) -> Map<String, Value> {
         let mut choice = self.choice.clone();
         choice.insert("finish_reason".to_owned(), json!(finish.map(Finish::name)));
-        if self.keep_token_ids {
+        if self.shows_token_ids {
             choice.insert("token_ids".to_owned(), json!(tokens));
         }
         choice
@@ -291,12 +291,12 @@ mod tests {
         let usage = json!({"prompt_tokens": 3});
         let template = Template::from_first_chunk(&completion_chunk(), Route::Completions, ALL).unwrap();
         assert_eq!(
-            template.whole("ab", &[9, 8], Some(Finish::Length), usage.clone()).to_string(),
+            template.unstreamed("ab", &[9, 8], Some(Finish::Length), usage.clone()).to_string(),
             r#"{"id":"cmpl-1","object":"text_completion","created":7,"model":"m","choices":[{"index":0,"text":"ab","logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":3}}"#
         );
         let template = Template::from_first_chunk(&chat_chunk(), Route::Chat, ALL).unwrap();
         assert_eq!(
-            template.whole("ab", &[9, 8], Some(Finish::Stop), usage).to_string(),
+            template.unstreamed("ab", &[9, 8], Some(Finish::Stop), usage).to_string(),
             r#"{"id":"chatcmpl-1","object":"chat.completion","created":7,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ab"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}"#
         );
     }
@@ -308,10 +308,10 @@ mod tests {
         let chunk = template.chunk("x", &[9], None);
         assert_eq!(chunk["choices"][0]["token_ids"], json!([9]));
         assert!(chunk["choices"][0].get("prompt_token_ids").is_none());
-        let whole = template.whole("x", &[9], None, json!({}));
+        let whole = template.unstreamed("x", &[9], None, json!({}));
         assert_eq!(whole["choices"][0]["prompt_token_ids"], json!([1, 2, 3]));
         let template = Template::from_first_chunk(&chat_chunk(), Route::Chat, additive).unwrap();
-        assert_eq!(template.whole("x", &[9], None, json!({}))["prompt_token_ids"], json!([1, 2]));
+        assert_eq!(template.unstreamed("x", &[9], None, json!({}))["prompt_token_ids"], json!([1, 2]));
     }
 
     #[test]

@@ -13,7 +13,7 @@ struct Member {
 /// The change to a member of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
-    Keep,
+    Retain,
     /// It is removed, with its comma.
     Drop,
     /// Its value becomes null.
@@ -23,13 +23,13 @@ pub enum Edit {
 /// Byte ranges and their replacements, in ascending order of their starts.
 type Edits = Vec<(Range<usize>, &'static str)>;
 
-/// `json` with `whole` applied to the names of its members and `choice` to those of each of its
+/// `json` with `top` applied to the names of its members and `choice` to those of each of its
 /// choices. `None` if it is not an object.
-pub fn edited(json: &str, whole: impl Fn(&str) -> Edit, choice: impl Fn(&str) -> Edit) -> Option<String> {
+pub fn edited(json: &str, top: impl Fn(&str) -> Edit, choice: impl Fn(&str) -> Edit) -> Option<String> {
     let bytes = json.as_bytes();
     let members = members(bytes, skip_space(bytes, 0))?;
     let mut edits = Edits::new();
-    edit(json, &members, whole, &mut edits);
+    edit(json, &members, top, &mut edits);
     for choices in members.iter().filter(|member| name(json, member) == "choices") {
         for item in items(bytes, choices.value.start).unwrap_or_default() {
             if let Some(members) = self::members(bytes, item.start) {
@@ -65,19 +65,19 @@ fn name<'a>(json: &'a str, member: &Member) -> &'a str {
 fn edit(json: &str, members: &[Member], treat: impl Fn(&str) -> Edit, edits: &mut Edits) {
     let treated: Vec<Edit> = members.iter().map(|member| treat(name(json, member))).collect();
     // There is no comma after the last member that stays.
-    let mut kept: Option<usize> = None;
+    let mut remaining_end: Option<usize> = None;
     for (position, (member, edit)) in members.iter().zip(&treated).enumerate() {
         match (edit, members.get(position + 1)) {
-            (Edit::Keep, _) => {}
+            (Edit::Retain, _) => {}
             (Edit::Null, _) => edits.push((member.value.clone(), "null")),
             (Edit::Drop, Some(next)) => edits.push((member.key.start..next.key.start, "")),
             (Edit::Drop, None) => {
-                let from = kept.map_or(member.key.start, |end| end);
+                let from = remaining_end.map_or(member.key.start, |end| end);
                 edits.push((from..member.value.end, ""));
             }
         }
         if *edit != Edit::Drop {
-            kept = Some(member.value.end);
+            remaining_end = Some(member.value.end);
         }
     }
 }
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     fn without(json: &str, gone: &[&str]) -> String {
-        let drop = |name: &str| if gone.contains(&name) { Edit::Drop } else { Edit::Keep };
+        let drop = |name: &str| if gone.contains(&name) { Edit::Drop } else { Edit::Retain };
         edited(json, drop, drop).unwrap()
     }
 
@@ -211,9 +211,9 @@ mod tests {
 
     #[test]
     fn a_value_can_become_null() {
-        let null = |name: &str| if name == "usage" { Edit::Null } else { Edit::Keep };
+        let null = |name: &str| if name == "usage" { Edit::Null } else { Edit::Retain };
         let event = r#"{"usage":{"a":[1]},"b":2}"#;
-        assert_eq!(edited(event, null, |_| Edit::Keep).unwrap(), r#"{"usage":null,"b":2}"#);
+        assert_eq!(edited(event, null, |_| Edit::Retain).unwrap(), r#"{"usage":null,"b":2}"#);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The members of one event of a stream, or of one whole answer, in the one way in which everything
-//! here reads them.
+//! The members of one event of a stream, or of one unstreamed answer, in the one way in which
+//! everything here reads them.
 //!
-//! Gateways between a client and an engine rewrite streams: they add events of their own, and write
-//! placeholders where the engine has null. Such a placeholder is no value.
+//! Gateways between a client and an engine rewrite streams: they add events, and write placeholders
+//! where the engine has null. Such a placeholder is no value.
 
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Reads the carried parameters, each within the range in which all backends interpret it alike.
 //!
 //! A value out of range is not an error here: the request is passed through unchanged, and the
-//! backend returns its own error.
+//! backend returns an error.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         Field::Stop => request.stop = stop(value)?,
         Field::StopTokenIds => request.stop_token_ids = ids(value).ok_or(R::Parameter)?,
         Field::IncludeStop => request.include_stop = boolean(value)?,
-        Field::MinTokens => sampling.min_tokens = whole(value)?,
+        Field::MinTokens => sampling.min_tokens = integer(value)?,
         Field::IgnoreEos => sampling.ignore_eos = boolean(value)?,
         Field::Stream => request.stream = boolean(value)?,
         Field::StreamOptions => {
@@ -89,7 +89,7 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
     Ok(())
 }
 
-/// Two grammars are left to the server.
+/// The server decides about two grammars.
 fn bind(sampling: &mut Sampling, grammar: Option<Grammar>) -> Result<(), R> {
     match grammar {
         Some(_) if sampling.grammar.is_some() => Err(R::Structured),
@@ -101,7 +101,7 @@ fn bind(sampling: &mut Sampling, grammar: Option<Grammar>) -> Result<(), R> {
     }
 }
 
-/// The field for which servers have a default of their own, if it is one.
+/// The field for which servers have a default; `None` for others.
 fn sampling_field(field: Field) -> Option<SamplingField> {
     match field {
         Field::Temperature => Some(SamplingField::Temperature),
@@ -127,12 +127,12 @@ fn above_zero(value: &Value, high: f64) -> Result<f64, R> {
     number(value, 0.0, high).and_then(|number| if number > 0.0 { Ok(number) } else { Err(R::Parameter) })
 }
 
-fn whole(value: &Value) -> Result<u32, R> {
+fn integer(value: &Value) -> Result<u32, R> {
     value.as_u64().and_then(|number| u32::try_from(number).ok()).ok_or(R::Parameter)
 }
 
 fn positive(value: &Value) -> Result<u32, R> {
-    whole(value).and_then(|number| if number > 0 { Ok(number) } else { Err(R::Parameter) })
+    integer(value).and_then(|number| if number > 0 { Ok(number) } else { Err(R::Parameter) })
 }
 
 /// `-1` and `0` keep all tokens.

@@ -1,4 +1,4 @@
-//! What binds an output: `response_format` of OpenAI, `structured_outputs` of vLLM.
+//! Grammars that constrain an output: `response_format` of OpenAI, `structured_outputs` of vLLM.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 pub enum Language {
     JsonObject,
     Json(Value),
-    /// The texts that this regular expression matches as a whole.
+    /// The texts that this regular expression matches completely.
     Regex(String),
     Choice(Vec<String>),
     /// A grammar in Lark's notation.
@@ -47,7 +47,7 @@ impl Grammar {
         Ok(Some(Self { parameter: RESPONSE_FORMAT, language, any_whitespace: true }))
     }
 
-    /// The JSON schema of the output; `None` if it is bound in another way.
+    /// The JSON schema of the output; `None` if it has another form.
     pub fn schema(&self) -> Option<&Value> {
         match &self.language {
             Language::Json(schema) => Some(schema),
@@ -98,8 +98,8 @@ fn language_of(name: &str, value: &Value) -> Result<Option<Language>, &'static s
     let text = |why| value.as_str().map(str::to_owned).ok_or(why);
     Ok(Some(match name {
         "json_object" => {
-            let asked = value.as_bool().ok_or("json_object must be a boolean")?;
-            return Ok(asked.then_some(Language::JsonObject));
+            let is_enabled = value.as_bool().ok_or("json_object must be a boolean")?;
+            return Ok(is_enabled.then_some(Language::JsonObject));
         }
         // A schema may come as a text.
         "json" => match value {

@@ -2,9 +2,9 @@
 //! are refused.
 //!
 //! Parsers differ in which of two equal keys wins. If Foretell read one and the backend the other,
-//! the two would answer different requests. And an integer of more than 64 bits, kept as a double,
-//! would leave as another number: a chat template prints the schemas of tools, so the prompt would
-//! be another. A request with such a body is passed through.
+//! the two would answer different requests. And an integer of more than 64 bits, stored as a
+//! double, would leave as another number: a chat template prints the schemas of tools, so the
+//! prompt would be another. A request with such a body is passed through.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
@@ -63,7 +63,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
     fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
         // Integers of up to 64 bits do not come here; what the number was written as is not known.
         let inexact = value.abs() >= INEXACT || (value == 0.0 && value.is_sign_negative());
-        let number = Number::from_f64(value).filter(|_| !inexact);
+        let number = if inexact { None } else { Number::from_f64(value) };
         number.map(Value::Number).ok_or_else(|| E::custom("a number may not be kept"))
     }
 

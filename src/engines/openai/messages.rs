@@ -38,8 +38,7 @@ pub fn text_bytes(messages: &Value) -> usize {
 }
 
 fn part_text(part: &Value) -> Option<&str> {
-    let kind = part.get("type").and_then(Value::as_str);
-    part.get("text").and_then(Value::as_str).filter(|_| kind == Some("text"))
+    if part.get("type")? == "text" { part.get("text")?.as_str() } else { None }
 }
 
 /// Checks one message; returns the reason to pass it through where the engine does not tell the

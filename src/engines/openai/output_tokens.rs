@@ -11,7 +11,7 @@ const BYTES_PER_TOKEN: u64 = 4;
 /// Mean bytes of text per event above which an event is assumed to hold several tokens.
 const BYTES_PER_EVENT: u64 = 16;
 
-/// Counts the output tokens of one answer, which is read event by event or as a whole.
+/// Counts the output tokens of one answer, which is read event by event or at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputTokens {
     /// Tokens that the server reported last.
@@ -23,7 +23,7 @@ pub struct OutputTokens {
 }
 
 impl OutputTokens {
-    /// Reads a whole answer, or the data of one event. Anything but JSON is ignored.
+    /// Reads an unstreamed answer, or the data of one event. Anything but JSON is ignored.
     pub fn read(&mut self, json: &[u8]) {
         let Ok(part) = serde_json::from_slice::<Part>(json) else { return };
         self.reported = part.reported().or(self.reported);
@@ -71,9 +71,9 @@ struct Part {
     choices: Option<Vec<Choice>>,
     /// An event's output, in Responses and Messages.
     delta: Option<TextBytes>,
-    /// The output of a whole answer of Messages.
+    /// The output of an unstreamed answer of Messages.
     content: Option<TextBytes>,
-    /// The output of a whole answer of Responses.
+    /// The output of an unstreamed answer of Responses.
     output: Option<TextBytes>,
 }
 

@@ -45,7 +45,7 @@ impl Routes {
 /// The API that a parameter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// In OpenAI's own schema.
+    /// In OpenAI's schema.
     OpenAi,
     /// An extra of vLLM (which several other servers share).
     Vllm,
@@ -111,7 +111,7 @@ pub enum Field {
 }
 
 /// A value that is the default of every server, so that sending it has no effect; llama.cpp's
-/// operator may set another default (`Engine::own_samplers`).
+/// operator may set another default (`Engine::operator_samplers`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Plain {
     /// This boolean.
@@ -377,7 +377,7 @@ pub static TABLE: &[Parameter] = &[
     row("separate_reasoning", Chat, Sglang, Neutral(TRUE, R::Reasoning)),
     row("stream_reasoning", Chat, Sglang, Neutral(TRUE, R::Reasoning)),
 
-    // llama.cpp. Its sampling chain has its own defaults, so only values that switch a sampler off
+    // llama.cpp. Its sampling chain has other defaults, so only values that switch a sampler off
     // are neutral, and where the operator has switched that sampler on its dialect refuses them.
     row("n_predict", Both, LlamaCpp, Passthrough(R::Parameter)),
     row("max_completion_tokens", Completions, LlamaCpp, Passthrough(R::Parameter)),

@@ -1,5 +1,5 @@
-//! The parts of a chat's delta, or of a whole message: reasoning, content and tool calls, read and
-//! written.
+//! The parts of a chat's delta, or of a complete message: reasoning, content and tool calls, read
+//! and written.
 
 use serde_json::{Map, Value, json};
 
@@ -42,7 +42,7 @@ fn read_call(call: &Value) -> Option<CallDelta> {
     })
 }
 
-/// Writes parts as a delta, those that are empty left out. `reasoning` is the member that holds
+/// Writes parts as a delta, without those that are empty. `reasoning` is the name of the member for
 /// reasoning, `id` makes the id of a call that begins without one.
 pub fn write(
     parsed: &Parsed,
@@ -80,23 +80,23 @@ fn write_call(call: &CallDelta, id: &mut impl FnMut(&CallDelta) -> String) -> Va
     }
 }
 
-/// The calls of a whole message whose pieces these are, in the order of a stream. `None` if one of
-/// them has another form, or no id or name.
+/// The calls of a complete message whose pieces these are, in the order of a stream. `None` if one
+/// of them has another form, or no id or name.
 pub fn joined_calls(pieces: &Value) -> Option<Value> {
     let mut joined = Parsed::default();
     for piece in pieces.as_array()? {
         joined.append(Parsed { calls: vec![read_call(piece)?], ..Parsed::default() });
     }
-    let whole = |CallDelta { id, name, arguments, .. }| Some(whole_call(&id?, &name?, &arguments));
-    joined.calls.into_iter().map(whole).collect()
+    let complete = |CallDelta { id, name, arguments, .. }| Some(complete_call(&id?, &name?, &arguments));
+    joined.calls.into_iter().map(complete).collect()
 }
 
-fn whole_call(id: &str, name: &str, arguments: &str) -> Value {
+fn complete_call(id: &str, name: &str, arguments: &str) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
-/// Reads the message of a whole chat answer. `None` if it has another form.
-pub fn read_whole(body: &[u8]) -> Option<ParsedMessage> {
+/// Reads the message of an unstreamed chat answer. `None` if it has another form.
+pub fn read_message(body: &[u8]) -> Option<ParsedMessage> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     let message = answer.pointer("/choices/0/message")?.as_object()?;
     let text = |name: &str| message.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -104,20 +104,20 @@ pub fn read_whole(body: &[u8]) -> Option<ParsedMessage> {
     Some(ParsedMessage {
         reasoning: REASONING.into_iter().find_map(text),
         content: text("content"),
-        calls: calls.map(read_whole_call).collect::<Option<_>>()?,
+        calls: calls.map(read_complete_call).collect::<Option<_>>()?,
         reasoning_tokens: 0,
     })
 }
 
-/// Ids are left out: the engine makes new ones on this page.
-fn read_whole_call(call: &Value) -> Option<ToolCall> {
+/// Ids are omitted: the engine makes new ones on this page.
+fn read_complete_call(call: &Value) -> Option<ToolCall> {
     let member = |name: &str| call.get("function")?.get(name)?.as_str().map(str::to_owned);
     Some(ToolCall { id: None, name: member("name")?, arguments: member("arguments")? })
 }
 
-/// Writes the parts of a whole answer into its message; null for those that it has not, no member
-/// for no calls. `reasoning` and `id` as for [`write()`].
-pub fn write_whole(
+/// Writes the parts of an unstreamed answer into its message; null for those that it has not, no
+/// member for no calls. `reasoning` and `id` as for [`write()`].
+pub fn write_message(
     message: &mut Map<String, Value>,
     parts: &ParsedMessage,
     reasoning: &str,
@@ -133,7 +133,7 @@ pub fn write_whole(
     let calls = parts
         .calls
         .iter()
-        .map(|call| whole_call(&call.id.clone().unwrap_or_else(&mut id), &call.name, &call.arguments));
+        .map(|call| complete_call(&call.id.clone().unwrap_or_else(&mut id), &call.name, &call.arguments));
     message.insert("tool_calls".to_owned(), calls.collect());
 }
 
@@ -185,12 +185,12 @@ mod tests {
                 reasoning_tokens: 0,
             };
             let mut message = Map::new();
-            write_whole(&mut message, &parts, REASONING[0], || "id".to_owned());
+            write_message(&mut message, &parts, REASONING[0], || "id".to_owned());
             assert_eq!(message.contains_key("tool_calls"), !parts.calls.is_empty());
             let answer = json!({"choices": [{"message": message}]});
-            assert_eq!(read_whole(answer.to_string().as_bytes()), Some(parts));
+            assert_eq!(read_message(answer.to_string().as_bytes()), Some(parts));
         }
-        assert_eq!(read_whole(b"{\"choices\": []}"), None);
+        assert_eq!(read_message(b"{\"choices\": []}"), None);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    /// Reads a whole answer, or the data of one event.
+    /// Reads an unstreamed answer, or the data of one event.
     pub fn of(answer: &'a Value) -> Self {
         let usage = answer.get("usage").and_then(|usage| {
             Some((usage.get("prompt_tokens")?.as_u64()?, usage.get("completion_tokens")?.as_u64()?))

@@ -112,31 +112,31 @@ pub struct Request {
     pub stop_token_ids: Vec<TokenId>,
     /// A matched stop text stays in the output.
     pub include_stop: bool,
-    /// True if the client asked for a stream.
+    /// True if the client requested a stream.
     pub stream: bool,
     /// True if the client's stream ends with a usage chunk (`stream_options.include_usage`).
     pub include_usage: bool,
-    /// The client asked for usage on every event of the stream, too
+    /// The client requested usage on every event of the stream, too
     /// (`stream_options.continuous_usage_stats`).
     pub continuous_usage: bool,
     /// Reasoning tokens are read in the usage of each event, and not of the last one only.
     pub reads_reasoning_usage: bool,
-    /// The client asked for `return_token_ids`, so they are not removed from its answer.
+    /// The client requested `return_token_ids`, so they are not removed from its answer.
     pub return_token_ids: bool,
-    /// The client's own predicted output; `None` if it sent none.
+    /// The client's predicted output; `None` if it sent none.
     pub prediction: Option<String>,
     /// Tools are offered.
     pub tools: bool,
     /// No tool may be called (`tool_choice: none`).
     pub bars_tools: bool,
-    /// All calls but the first are left out (`parallel_tool_calls: false`).
+    /// All calls but the first are dropped (`parallel_tool_calls: false`).
     pub single_call: bool,
     /// Calls that must be made; `None` if none must.
     pub forced: Option<ForcedCalls>,
     /// Parameters that change the prompt, and perhaps more, each with the reason to pass it through
     /// where the engine does not tell the prompt and the sampling of exactly this request.
     pub rendered: Vec<Refused>,
-    /// The body as received, key order kept.
+    /// The body as received, in its key order.
     pub body: Map<String, Value>,
 }
 

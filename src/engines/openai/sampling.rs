@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::grammar::Grammar;
 use foretell_core::units::TokenId;
 
-/// The sampling fields for which servers have defaults of their own.
+/// The sampling fields for which servers have defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SamplingField {
     Temperature,
@@ -32,7 +32,7 @@ impl SamplingField {
     ];
 }
 
-/// The sampling fields that the client has set, one bit each; the others are left to the server.
+/// The sampling fields that the client has set, one bit each; the server sets the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetFields(u8);
 
@@ -64,7 +64,7 @@ impl SetFields {
     }
 }
 
-/// A server's own values for fields that the client leaves out.
+/// A server's values for fields that the client omits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Defaults {
     /// See [`Sampling::temperature`].
@@ -95,7 +95,7 @@ impl Defaults {
         repetition_penalty: 1.0,
     };
 
-    /// The default of one field; 0 where `top_k` keeps all.
+    /// The default of one field; 0 where `top_k` retains all.
     pub fn of(&self, field: SamplingField) -> f64 {
         match field {
             SamplingField::Temperature => self.temperature,
@@ -193,11 +193,11 @@ pub struct Sampling {
     /// Temperature; 0 is greedy.
     pub temperature: f64,
     /// Share of probability, above 0 to 1: the smallest set of the likeliest tokens that reaches it
-    /// is kept; 1 keeps all.
+    /// is retained; 1 retains all.
     pub top_p: f64,
-    /// Maximum tokens kept; `None` keeps all.
+    /// Maximum tokens retained; `None` retains all.
     pub top_k: Option<u32>,
-    /// Minimum probability ÷ that of the most probable token, 0 to 1; 0 keeps all.
+    /// Minimum probability ÷ that of the most probable token, 0 to 1; 0 retains all.
     pub min_p: f64,
     /// Subtracted once from the logit of every token of the output so far.
     pub presence_penalty: f64,
@@ -285,8 +285,8 @@ impl Sampling {
     #[must_use]
     pub fn with_defaults(&self, defaults: &Defaults) -> Self {
         use SamplingField as F;
-        fn pick<T>(set_by_client: SetFields, field: SamplingField, own: T, default: T) -> T {
-            if set_by_client.has(field) { own } else { default }
+        fn pick<T>(set_by_client: SetFields, field: SamplingField, value: T, default: T) -> T {
+            if set_by_client.has(field) { value } else { default }
         }
         let set_by_client = self.set_by_client;
         Self {
@@ -316,7 +316,7 @@ impl Sampling {
         }
     }
 
-    /// The same, with no field left open: later requests send all of them.
+    /// The same, with every field set: later requests send all of them.
     #[must_use]
     pub fn all_set(self) -> Self {
         let set_by_client = SamplingField::ALL.into_iter().fold(self.set_by_client, SetFields::with);
@@ -325,11 +325,11 @@ impl Sampling {
 
     /// True if the client has set every field, and leaves none to the server.
     pub fn sets_all(&self) -> bool {
-        self.left_open().is_none()
+        self.first_unset().is_none()
     }
 
     /// The first field that the client has not set; `None` if it has set all.
-    pub fn left_open(&self) -> Option<SamplingField> {
+    pub fn first_unset(&self) -> Option<SamplingField> {
         SamplingField::ALL.into_iter().find(|field| !self.set_by_client.has(*field))
     }
 

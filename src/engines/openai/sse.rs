@@ -26,10 +26,10 @@ pub struct Message {
     pub event: Option<String>,
     /// Its `data` lines, joined by line feeds.
     pub data: String,
-    /// All its bytes as they came, comments and blank line included; empty unless the reader keeps
+    /// All its bytes as they came, comments and blank line included; empty unless the reader stores
     /// them.
     pub raw: Vec<u8>,
-    /// It has comments only. Set by decoders that keep bytes.
+    /// It has comments only. Set by decoders that store bytes.
     pub is_comment: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct Decoder {
     after_cr: bool,
     first_line: bool,
     limit: usize,
-    /// The bytes of the event so far, if they are kept.
+    /// The bytes of the event so far, if they are stored.
     raw: Option<Vec<u8>>,
 }
 
@@ -84,25 +84,25 @@ impl Decoder {
         }
     }
 
-    /// As [`Self::new`], but it keeps the bytes of the events, and reports comments.
-    pub fn keeping(limit: usize) -> Self {
+    /// As [`Self::new`], but it stores the bytes of the events, and reports comments.
+    pub fn storing(limit: usize) -> Self {
         Self { raw: Some(Vec::new()), ..Self::new(limit) }
     }
 
     /// Takes the next bytes and returns the events that they complete. An event beyond the limit is
-    /// an error once no complete event is left to return.
+    /// an error once no complete event remains to be returned.
     ///
     /// # Errors
     /// [`TooLong`]; the decoder cannot be used after that.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, TooLong> {
         let mut messages = Vec::new();
         if self.is_over() {
-            self.keep(bytes);
+            self.store(bytes);
             return Err(TooLong { limit: self.limit });
         }
         if self.after_cr && !bytes.is_empty() {
             if let Some(rest) = bytes.strip_prefix(b"\n") {
-                self.keep(b"\n");
+                self.store(b"\n");
                 bytes = rest;
             }
             self.after_cr = false;
@@ -114,35 +114,35 @@ impl Decoder {
                 [] => rest,
             };
             self.line.extend_from_slice(line);
-            self.keep(bytes.get(..bytes.len() - after.len()).unwrap_or_default());
+            self.store(bytes.get(..bytes.len() - after.len()).unwrap_or_default());
             messages.extend(self.end_line());
             bytes = after;
             self.after_cr = rest == b"\r";
         }
         self.line.extend_from_slice(bytes);
-        self.keep(bytes);
+        self.store(bytes);
         if messages.is_empty() && self.is_over() { Err(TooLong { limit: self.limit }) } else { Ok(messages) }
     }
 
-    /// Keeps bytes as received.
-    fn keep(&mut self, bytes: &[u8]) {
+    /// Stores bytes as received.
+    fn store(&mut self, bytes: &[u8]) {
         if let Some(raw) = &mut self.raw {
             raw.extend_from_slice(bytes);
         }
     }
 
-    /// True if the event that has begun is beyond the limit; comments may be as long again.
+    /// True if the event that has begun is beyond the limit; comments may add the same length.
     fn is_over(&self) -> bool {
         let comments = self.raw.as_ref().is_some_and(|raw| raw.len() > self.limit.saturating_mul(2));
         comments || self.line.len() + self.data.len() > self.limit
     }
 
-    /// The bytes of an event that has not ended, if they are kept.
+    /// The bytes of an event that has not ended, if they are stored.
     pub fn unfinished(&mut self) -> Vec<u8> {
         self.raw.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// True if no part of an event is held: a stream that ends in another state was cut short.
+    /// True if no event has begun: a stream that ends in another state was cut short.
     pub fn is_between_events(&self) -> bool {
         self.line.is_empty() && !self.has_data
     }
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn complete_events_in_front_of_an_endless_one_are_returned_and_no_byte_is_lost() {
         let endless = [b"data: a\n\ndata: ".as_slice(), &[b'x'; 120]].concat();
-        let mut decoder = Decoder::keeping(100);
+        let mut decoder = Decoder::storing(100);
         let read = decoder.push(&endless).unwrap();
         assert_eq!((read.len(), read[0].raw.as_slice()), (1, b"data: a\n\n".as_slice()));
         assert_eq!(decoder.push(b"yy"), Err(TooLong { limit: 100 }));

@@ -62,7 +62,7 @@ pub fn call_grammar(tools: &[Value], forced: Option<&ForcedCalls>, single: bool)
     let text = if forced.is_none() { TEXT } else { "" };
     let mut lark = format!("{start}\n{text}call: \"\\n\" ({}) \"}}\\n</tool_call>\"\n", any.join(" | "));
     for (at, (name, schema)) in calls.iter().enumerate() {
-        // A schema of its own, so that its references are those of the function.
+        // A separate schema, so that its references are those of the function.
         let begin = Value::from(format!("{{\"name\": {}, \"arguments\": ", Value::from(*name)));
         let _ = writeln!(lark, "call_{at}: {begin} arguments_{at}\narguments_{at}: %json {schema}");
     }

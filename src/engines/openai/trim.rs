@@ -1,5 +1,5 @@
 //! Events of an answer that is decoded plainly: their bytes, without the members that are there
-//! only because Foretell asked for them.
+//! only because Foretell requested them.
 
 use serde_json::Value;
 
@@ -13,14 +13,14 @@ use super::sse;
 pub struct Trim {
     /// Fields that were requested in addition to the client's.
     pub additive: Additive,
-    /// The client asked for the usage of its stream.
+    /// The client requested the usage of its stream.
     pub include_usage: bool,
-    /// The event with the finish reason has usage even if the client did not ask for it.
+    /// The event with the finish reason has usage even if the client did not request it.
     pub usage_at_end: bool,
     /// A member that the last event of every stream has; earlier events have it only because it was
     /// requested. `None` if there is none.
     pub at_end: Option<&'static str>,
-    /// Asking for token ids adds events with an empty delta.
+    /// Requesting token ids adds events with an empty delta.
     pub hollow: bool,
 }
 
@@ -32,20 +32,20 @@ impl Trim {
             return None;
         }
         let ends = finishes(event) || choices(event).is_empty();
-        let whole = |name: &str| match name {
+        let top = |name: &str| match name {
             "usage" if self.cuts_usage(event) && self.additive.null_usage => Edit::Null,
             "usage" if self.cuts_usage(event) => Edit::Drop,
             "prompt_token_ids" if self.additive.token_ids => self.absent(),
-            name if ends && self.at_end == Some(name) => Edit::Keep,
+            name if ends && self.at_end == Some(name) => Edit::Retain,
             name if self.additive.members.contains(&name) => Edit::Drop,
-            _ => Edit::Keep,
+            _ => Edit::Retain,
         };
         let choice = |name: &str| match name {
             name if self.additive.token_ids && TOKEN_IDS.contains(&name) => self.absent(),
             name if self.additive.choice.contains(&name) => Edit::Drop,
-            _ => Edit::Keep,
+            _ => Edit::Retain,
         };
-        Some(data_of(raw, |json| cut::edited(json, whole, choice)).unwrap_or_else(|| {
+        Some(data_of(raw, |json| cut::edited(json, top, choice)).unwrap_or_else(|| {
             let mut event = event.clone();
             strip(&mut event, self.additive);
             sse::encode_json(&event)
@@ -64,8 +64,8 @@ impl Trim {
     }
 
     fn cuts_usage(&self, event: &Value) -> bool {
-        let of_its_own = finishes(event) && self.usage_at_end && !self.include_usage;
-        self.additive.usage && !choices(event).is_empty() && !of_its_own
+        let is_extra = finishes(event) && self.usage_at_end && !self.include_usage;
+        self.additive.usage && !choices(event).is_empty() && !is_extra
     }
 
     fn absent(&self) -> Edit {

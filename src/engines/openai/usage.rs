@@ -56,26 +56,26 @@ pub struct Counts {
 impl SpeculatedUsage<'_> {
     /// The JSON object.
     pub fn to_value(&self) -> Value {
-        let mut told = json!({ "path": self.path.name(), "reason": self.reason, "policy": self.policy });
-        if let (Some(counts), Some(told)) = (&self.counts, told.as_object_mut()) {
-            counts.add_to(told);
+        let mut object = json!({ "path": self.path.name(), "reason": self.reason, "policy": self.policy });
+        if let (Some(counts), Some(object)) = (&self.counts, object.as_object_mut()) {
+            counts.add_to(object);
         }
-        told
+        object
     }
 }
 
 impl Counts {
-    fn add_to(&self, told: &mut Map<String, Value>) {
+    fn add_to(&self, object: &mut Map<String, Value>) {
         for (name, count) in [("rounds", self.rounds), ("drafted", self.drafted), ("accepted", self.accepted)]
         {
-            told.insert(name.to_owned(), count.into());
+            object.insert(name.to_owned(), count.into());
         }
         let drift = json!({
             "charged": self.drift.charged,
             "rate": self.drift.rate(self.output_tokens),
             "substitutions": self.drift.substitutions,
         });
-        told.insert("drift".to_owned(), drift);
+        object.insert("drift".to_owned(), drift);
     }
 }
 
@@ -88,13 +88,13 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// From the number of prompt tokens only, where the backend's stream was left before it
+    /// From the number of prompt tokens only, where the backend's stream was aborted before it
     /// reported usage.
     pub fn new(prompt_tokens: u64) -> Self {
         Self { base: Map::new(), prompt_tokens, prediction: None }
     }
 
-    /// From a `usage` object of the backend; keeps all that it reports about the prompt. `None` if
+    /// From a `usage` object of the backend; with all that it reports about the prompt. `None` if
     /// it does not report the number of prompt tokens.
     pub fn from_backend(usage: &Value) -> Option<Self> {
         let base = usage.as_object()?.clone();
@@ -117,13 +117,13 @@ impl Usage {
     #[must_use]
     pub fn with_reasoning_tokens(mut self, tokens: u64) -> Self {
         let details = self.base.get_mut("completion_tokens_details").and_then(Value::as_object_mut);
-        if let Some(told) = details.and_then(|details| details.get_mut("reasoning_tokens")) {
-            *told = tokens.into();
+        if let Some(count) = details.and_then(|details| details.get_mut("reasoning_tokens")) {
+            *count = tokens.into();
         }
         self
     }
 
-    /// Adds the numbers of accepted and rejected tokens of the client's own `prediction`.
+    /// Adds the numbers of accepted and rejected tokens of the client's `prediction`.
     #[must_use]
     pub fn with_prediction(mut self, accepted: u32, rejected: u32) -> Self {
         self.prediction = Some((accepted, rejected));

@@ -1,6 +1,6 @@
 //! Arguments: from a family's marked-up text to the JSON that the server writes.
 //!
-//! The server converts again with every piece of a call and sends what is new and certain of the
+//! The server converts all of a call with every piece, and sends what is new and certain of the
 //! result, so the partial conversions matter as much as the last one. Values are text; the schema
 //! of the function decides which of them become numbers, booleans, lists and objects.
 
@@ -92,7 +92,7 @@ impl Arguments {
     }
 
     /// The first parameter from `at`; with `is_open`, one whose value goes to the end. `last`: the
-    /// last place of the character in which every start tag ends.
+    /// last position of the character in which every start tag ends.
     fn find(self, raw: &str, at: usize, last: Option<usize>, is_open: bool) -> Option<Found<'_>> {
         match self {
             Self::Json => None,
@@ -192,7 +192,7 @@ impl Arguments {
         }
     }
 
-    /// A whole start tag.
+    /// A complete start tag.
     fn head(self, tag: &str, is_open: bool) -> Option<Head<'_>> {
         let rest = self.opener(tag)?;
         let (name, is_string, rest) = match self {
@@ -268,7 +268,7 @@ fn glm(raw: &str, at: usize, is_open: bool) -> Option<Found<'_>> {
 }
 
 /// True if a tag of arguments may begin in this text.
-pub(super) fn may_hold_tag(text: &str) -> bool {
+pub(super) fn may_contain_tag(text: &str) -> bool {
     text.match_indices('<').filter_map(|(at, _)| text.get(at + 1..)).any(|tag| {
         let tag = skip(tag);
         let name = skip(tag.strip_prefix('/').unwrap_or(tag));
@@ -440,7 +440,7 @@ fn known<T>(value: Result<T, Unread>) -> Result<Option<T>, Unread> {
     }
 }
 
-/// A float; an integer if it is whole.
+/// A float; an integer if it has no fraction.
 fn number(value: f64) -> Value {
     if value.fract().abs() < f64::MIN_POSITIVE {
         // No sign for zero.
@@ -458,7 +458,8 @@ pub(super) fn safe_prefix<'a>(json: &'a str, keys: Option<&[String]>) -> &'a str
     let value = json.len() - rest.trim_start_matches([' ', '\t', '\n', '\r']).len();
     let until = |end: usize| json.get(..end).unwrap_or("");
     let text = json.get(value..).and_then(|text| text.strip_prefix('"'));
-    let Some(text) = text.filter(|_| keys.is_none_or(|keys| keys.iter().any(|known| known == key))) else {
+    let is_text = keys.is_none_or(|keys| keys.iter().any(|known| known == key));
+    let (Some(text), true) = (text, is_text) else {
         return until(value);
     };
     let mut is_escaped = false;
@@ -473,7 +474,7 @@ pub(super) fn safe_prefix<'a>(json: &'a str, keys: Option<&[String]>) -> &'a str
     json
 }
 
-/// Place of the last colon of the outermost object, and the key before it.
+/// Position of the last colon of the outermost object, and the key before it.
 fn last_colon(json: &str) -> Option<(usize, &str)> {
     let (mut last, mut key, mut depth) = (None, "", 0_i32);
     let (mut start, mut is_text, mut is_escaped) = (0, false, false);

@@ -1,7 +1,7 @@
 //! DeepSeek V3 and V3.1: calls between marker tokens, in a section of them.
 //!
 //! The server looks at token ids for where it is and at text for what is there, one line at a time:
-//! a newline in the arguments ends them for a stream, and hides the call in a whole answer.
+//! a newline in the arguments ends them for a stream, and hides the call in an unstreamed answer.
 
 use super::growing::Places;
 use super::{ToolCall, Vocabulary, python, steps};
@@ -121,7 +121,7 @@ pub(super) struct Deepseek {
     is_named: bool,
     /// Arguments of each call, as the server remembers them: a call without any is not counted.
     known: Vec<String>,
-    /// Place in the portion that the arguments last remembered begin at.
+    /// Position in the portion that the arguments last remembered begin at.
     known_from: Option<usize>,
     is_sure: bool,
 }
@@ -179,7 +179,8 @@ impl Deepseek {
             std::cmp::Ordering::Equal => Parsed::content(content),
             std::cmp::Ordering::Greater if is_start => {
                 self.portion = Portion::default();
-                (self.is_named, self.known_from) = (false, None);
+                self.is_named = false;
+                self.known_from = None;
                 Parsed::default()
             }
             std::cmp::Ordering::Greater => {
@@ -190,7 +191,7 @@ impl Deepseek {
         }
     }
 
-    /// The end of a call: only one without arguments so far is looked at again.
+    /// The end of a call: only one without arguments so far is read a second time.
     fn close(&mut self) -> Parsed {
         let known = self.known.get(self.index()).is_some_and(String::is_empty);
         let text = std::mem::take(&mut self.portion).text;
@@ -233,8 +234,8 @@ impl Deepseek {
     }
 }
 
-/// Content and calls of a whole output; `None` if it has no section.
-pub(super) fn whole(layout: Layout, output: &str) -> Option<(Option<String>, Vec<ToolCall>)> {
+/// Content and calls of a complete output; `None` if it has no section.
+pub(super) fn unstreamed(layout: Layout, output: &str) -> Option<(Option<String>, Vec<ToolCall>)> {
     let (content, _) = output.split_once(SECTION)?;
     let mut calls = Vec::new();
     let mut found = Found::new(output);
@@ -260,8 +261,8 @@ fn call(name: &str, arguments: &str) -> ToolCall {
     ToolCall { id: None, name: name.to_owned(), arguments: arguments.to_owned() }
 }
 
-/// The places of all that calls are made of in a whole output. They are looked for once for all
-/// calls that lack them.
+/// The positions of all that calls are made of in a complete output. They are looked for once for
+/// all calls that lack them.
 struct Found<'a> {
     output: &'a str,
     starts: Places<'a>,

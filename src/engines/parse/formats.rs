@@ -98,7 +98,7 @@ impl ToolFormat {
         }
     }
 
-    /// The id of a new call for which the model wrote none, from a random number: Mistral's own
+    /// The id of a new call for which the model wrote none, from a random number: Mistral's
     /// tokenizers take no others than such of nine letters and digits.
     pub(super) fn call_id(self, random: u64) -> String {
         match self {
@@ -108,7 +108,7 @@ impl ToolFormat {
     }
 }
 
-/// vLLM's own form (0.32, `renderers/chat_utils.py`, `make_tool_call_id`).
+/// vLLM's form (0.32, `renderers/chat_utils.py`, `make_tool_call_id`).
 pub(super) fn plain_call_id(random: u64) -> String {
     format!("chatcmpl-tool-{random:016x}")
 }
@@ -130,7 +130,7 @@ pub enum ReasoningFormat {
     Qwen3,
     /// DeepSeek R1, and every model with `<think>` and `</think>` as tokens.
     DeepseekR1,
-    /// DeepSeek V3 and V3.1: as R1 if the template is told to think, else nothing.
+    /// DeepSeek V3 and V3.1: as R1 if the template is given `thinking`, else nothing.
     DeepseekV3,
     /// GLM 4.5, 4.6 and 4.7.
     Glm,
@@ -184,7 +184,7 @@ impl ReasoningFormat {
     pub(super) const fn parser(self) -> Thoughts {
         match self {
             Self::DeepseekR1 => Thoughts::Think,
-            Self::DeepseekV3 => Thoughts::ThinkIfAsked,
+            Self::DeepseekV3 => Thoughts::ThinkIfRequested,
             Self::Qwen3 => Thoughts::Grammar(&grammar::QWEN3),
             Self::Glm => Thoughts::Grammar(&grammar::GLM),
             Self::KimiK2 => Thoughts::Grammar(&grammar::KIMI_K2),
@@ -211,7 +211,7 @@ pub(super) enum Tools {
 pub(super) enum Thoughts {
     Grammar(&'static Grammar),
     Think,
-    ThinkIfAsked,
+    ThinkIfRequested,
     Harmony,
 }
 
@@ -228,7 +228,7 @@ impl Thoughts {
     pub const fn grammar(self) -> Option<&'static Grammar> {
         match self {
             Self::Grammar(grammar) => Some(grammar),
-            Self::Think | Self::ThinkIfAsked | Self::Harmony => None,
+            Self::Think | Self::ThinkIfRequested | Self::Harmony => None,
         }
     }
 }

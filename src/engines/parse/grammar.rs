@@ -1,14 +1,14 @@
 //! Grammars of the families whose server-side parser is driven by a table: markers, states, steps.
 //!
 //! One [`Machine`](super::machine::Machine) runs them all. A grammar says which texts are markers,
-//! which of them count only as their own token (text that merely spells one stays text), and what a
+//! which of them count only as a single token (text that merely spells one stays text), and what a
 //! marker does in a state. A marker without a step in the present state is text; where text is
 //! dropped, or is all argument, a step that only stays there would say nothing, so there is none.
 
 use super::arguments::Arguments;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum GrammarState {
     /// Text for the user.
     Content,
     /// Text for nobody.
@@ -21,7 +21,7 @@ pub(super) enum State {
     Between,
 }
 
-impl State {
+impl GrammarState {
     pub const fn is_call(self) -> bool {
         !matches!(self, Self::Content | Self::Reasoning)
     }
@@ -53,15 +53,15 @@ pub(super) enum Mark {
 
 /// News of a step, besides the new state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tells {
+pub(super) enum Emit {
     ReasoningEnd,
     CallStart,
-    /// The marker's own text belongs to the arguments.
+    /// The marker's text belongs to the arguments.
     Argument,
     CallEnd,
 }
 
-pub(super) type Step = (State, Mark, State, &'static [Tells]);
+pub(super) type Transition = (GrammarState, Mark, GrammarState, &'static [Emit]);
 
 /// A family's format.
 #[derive(Clone, Debug)]
@@ -70,18 +70,18 @@ pub(super) struct Grammar {
     pub spellings: &'static [(Mark, &'static str)],
     /// Markers that are looked for as a token, if the vocabulary has it.
     pub by_token: &'static [Mark],
-    pub steps: &'static [Step],
+    pub steps: &'static [Transition],
     /// Texts of tokens that begin or end a turn in the prompt.
     pub boundaries: &'static [&'static str],
     pub arguments: Arguments,
-    /// Arguments are converted again only with a piece that has this character.
+    /// Arguments are converted only with a piece that has this character.
     pub converts_at: Option<char>,
     pub thinks: Thinks,
     /// Without reasoning the grammar forgets the markers of it.
     pub forgets_reasoning: bool,
     /// Spaces at the end of reasoning are dropped.
     pub strips_reasoning: bool,
-    /// Spaces around content are dropped if there are calls (whole answers only).
+    /// Spaces around content are dropped if there are calls (unstreamed answers only).
     pub strips_content: bool,
     /// A call of a function that the request does not have is dropped.
     pub checks_names: bool,
@@ -118,7 +118,7 @@ pub(super) enum Names {
     Mistral,
 }
 
-/// Tokens that are left of the one that ended reasoning.
+/// Tokens that remain of the one that ended reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
     /// None after the end marker; all if a call ended it.
@@ -129,21 +129,21 @@ pub(super) enum Rest {
     Section,
 }
 
+use Emit::Argument;
+use GrammarState::{Between, Content, Name, Preamble, Reasoning};
 use Mark::{
     CallEnd, CallStart, FunctionEnd, KeyEnd, KeyStart, NameEnd, NameStart, SectionEnd, SectionStart,
     ThinkEnd, ThinkStart, ValueEnd, ValueStart,
 };
-use State::{Between, Content, Name, Preamble, Reasoning};
-use Tells::Argument;
 
-const ARGS: State = State::Arguments;
-const NONE: &[Tells] = &[];
-const REASONED: &[Tells] = &[Tells::ReasoningEnd];
-const CALLS: &[Tells] = &[Tells::CallStart];
-const CALLED: &[Tells] = &[Tells::CallEnd];
-const CALLED_CALLS: &[Tells] = &[Tells::CallEnd, Tells::CallStart];
-const REASONED_CALLS: &[Tells] = &[Tells::ReasoningEnd, Tells::CallStart];
-const ARGUMENT: &[Tells] = &[Argument];
+const ARGS: GrammarState = GrammarState::Arguments;
+const NONE: &[Emit] = &[];
+const REASONED: &[Emit] = &[Emit::ReasoningEnd];
+const CALLS: &[Emit] = &[Emit::CallStart];
+const CALLED: &[Emit] = &[Emit::CallEnd];
+const CALLED_CALLS: &[Emit] = &[Emit::CallEnd, Emit::CallStart];
+const REASONED_CALLS: &[Emit] = &[Emit::ReasoningEnd, Emit::CallStart];
+const ARGUMENT: &[Emit] = &[Argument];
 
 /// Qwen 3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function>…`.
 pub(super) static QWEN3: Grammar = Grammar {
@@ -386,7 +386,7 @@ pub(super) static DEEPSEEK_V4: Grammar = Grammar {
 };
 
 /// The steps with reasoning never fire in V3.2, which has no marker of it.
-const DSML_STEPS: &[Step] = &[
+const DSML_STEPS: &[Transition] = &[
     (Content, ThinkStart, Reasoning, NONE),
     (Content, ThinkEnd, Content, NONE),
     (Reasoning, ThinkStart, Reasoning, NONE),

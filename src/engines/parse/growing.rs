@@ -30,7 +30,7 @@ impl ValueSearch {
         Self { key, read: 0, expects: Expects::Key }
     }
 
-    /// The place of the next value, as soon as its first character is there.
+    /// The position of the next value, as soon as its first character is there.
     pub fn next(&mut self, text: &str) -> Option<usize> {
         loop {
             let rest = behind(text, self.read);
@@ -166,7 +166,7 @@ impl EndSearch {
     }
 }
 
-/// The places of a text in another one, asked for from ever later places on.
+/// The positions of a text in another one, searched from ever later positions on.
 pub(super) struct Places<'a> {
     text: &'a str,
     searched: &'static str,
@@ -179,7 +179,7 @@ impl<'a> Places<'a> {
         Self { text, searched, last: None }
     }
 
-    /// The first place from the byte `at` on.
+    /// The first position from the byte `at` on.
     pub fn from(&mut self, at: usize) -> Option<usize> {
         if let Some((from, found)) = self.last
             && from <= at

@@ -2,9 +2,9 @@
 //! tokens.
 //!
 //! The server hands the ids to a parser that knows one vocabulary by heart and decodes them itself,
-//! so markers are told by id, and what only spells one is text. The header tells the part: its
-//! channel, or a recipient that is a function. A header that cannot be read hides its message; one
-//! that the output ends in is content, as the model wrote it.
+//! so markers are recognised by id, and what only spells one is text. The header tells the part:
+//! its channel, or a recipient that is a function. A header that cannot be read hides its message;
+//! one that the output ends in is content, as the model wrote it.
 
 use super::{ParsedMessage, Request, ToolCall, Unsure, Vocabulary, python, steps};
 
@@ -37,7 +37,7 @@ const CONSTRAIN: &str = "<|constrain|>";
 const ROLES: [&str; 5] = ["user", ASSISTANT, "system", "developer", TOOL];
 const ASSISTANT: &str = "assistant";
 const TOOL: &str = "tool";
-/// Recipients that are the server's own tools, not functions of the request.
+/// Recipients that are tools of the server, not functions of the request.
 const BUILT_IN: [&str; 3] = ["python", "browser", "container"];
 const FUNCTIONS: &str = "functions.";
 
@@ -49,7 +49,7 @@ fn special(token: TokenId) -> Option<Cow<'static, str>> {
 
 /// The part of the answer that a message is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
+enum MessagePart {
     Reasoning,
     Content,
     Call(String),
@@ -59,7 +59,7 @@ enum Part {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Header {
-    part: Part,
+    part: MessagePart,
     /// Its tokens count as reasoning.
     is_reasoning: bool,
     /// Its text is JSON, as far as the header says.
@@ -69,7 +69,7 @@ struct Header {
 }
 
 impl Header {
-    /// Reads the text of a header; `opened` is the role if the prompt holds it. `None` if the
+    /// Reads the text of a header; `opened` is the role if the prompt contains it. `None` if the
     /// server cannot read it.
     fn read(text: &str, opened: Option<&'static str>) -> Option<Self> {
         let (channel, rest) = take_channels(text)?;
@@ -93,11 +93,11 @@ impl Header {
         let channel = channel.as_deref();
         let part = match (channel, recipient) {
             (_, Some(name)) if is_function(name) => {
-                Part::Call(name.strip_prefix(FUNCTIONS).unwrap_or(name).to_owned())
+                MessagePart::Call(name.strip_prefix(FUNCTIONS).unwrap_or(name).to_owned())
             }
-            (Some("analysis"), _) => Part::Reasoning,
-            (Some("final"), _) | (Some("commentary"), None) => Part::Content,
-            _ => Part::Nothing,
+            (Some("analysis"), _) => MessagePart::Reasoning,
+            (Some("final"), _) | (Some("commentary"), None) => MessagePart::Content,
+            _ => MessagePart::Nothing,
         };
         Some(Self {
             part,
@@ -160,7 +160,7 @@ fn is_function(recipient: &str) -> bool {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Position {
     /// Before a message; all but its start is dropped.
     Between,
     Header(String),
@@ -177,8 +177,8 @@ enum News {
 /// Reads messages out of tokens.
 #[derive(Clone, Debug)]
 struct Reader {
-    place: Place,
-    /// The prompt holds the role of the next message: it is the first.
+    position: Position,
+    /// The prompt contains the role of the next message: it is the first.
     is_opened: bool,
     /// The output since the last message, as far as the server could read it.
     raw: String,
@@ -189,40 +189,40 @@ struct Reader {
 
 impl Reader {
     const fn new() -> Self {
-        let place = Place::Header(String::new());
-        Self { place, is_opened: true, raw: String::new(), is_half: false, is_sure: true }
+        let position = Position::Header(String::new());
+        Self { position, is_opened: true, raw: String::new(), is_half: false, is_sure: true }
     }
 
     fn push(&mut self, token: TokenId, text: &str) -> News {
         let special = special(token);
         let text = special.as_deref().unwrap_or(text);
-        if !matches!(self.place, Place::Between) {
+        if !matches!(self.position, Position::Between) {
             self.watch(special.is_some(), text);
         }
-        match &mut self.place {
-            Place::Between if token == START => {
+        match &mut self.position {
+            Position::Between if token == START => {
                 self.raw.push_str(text);
-                self.place = Place::Header(String::new());
+                self.position = Position::Header(String::new());
                 News::Nothing
             }
-            Place::Between => News::Nothing,
-            Place::Header(header) if token == MESSAGE => {
+            Position::Between => News::Nothing,
+            Position::Header(header) if token == MESSAGE => {
                 let read = Header::read(header, self.is_opened.then_some(ASSISTANT));
                 let Some(header) = read else {
-                    self.place = Place::Between;
+                    self.position = Position::Between;
                     return News::Nothing;
                 };
                 self.is_opened = false;
-                self.place = Place::Message(header);
+                self.position = Position::Message(header);
                 News::Begin
             }
-            Place::Header(header) => {
+            Position::Header(header) => {
                 header.push_str(text);
                 self.raw.push_str(text);
                 News::Nothing
             }
-            Place::Message(_) if [END, RETURN, CALL].contains(&token) => self.end(),
-            Place::Message(_) => News::Text(text.to_owned()),
+            Position::Message(_) if [END, RETURN, CALL].contains(&token) => self.end(),
+            Position::Message(_) => News::Text(text.to_owned()),
         }
     }
 
@@ -235,8 +235,8 @@ impl Reader {
 
     fn end(&mut self) -> News {
         self.raw.clear();
-        match std::mem::replace(&mut self.place, Place::Between) {
-            Place::Message(header) => News::End(header),
+        match std::mem::replace(&mut self.position, Position::Between) {
+            Position::Message(header) => News::End(header),
             _ => News::Nothing,
         }
     }
@@ -244,17 +244,17 @@ impl Reader {
     /// The end of the output: content that was to be a header, and a message that was not ended.
     fn finish(&mut self) -> (String, News) {
         self.is_sure &= !self.is_half;
-        if matches!(self.place, Place::Header(_)) {
-            self.place = Place::Between;
+        if matches!(self.position, Position::Header(_)) {
+            self.position = Position::Between;
             return (std::mem::take(&mut self.raw), News::Nothing);
         }
         (String::new(), self.end())
     }
 
     const fn header(&self) -> Option<&Header> {
-        match &self.place {
-            Place::Message(header) => Some(header),
-            Place::Between | Place::Header(_) => None,
+        match &self.position {
+            Position::Message(header) => Some(header),
+            Position::Between | Position::Header(_) => None,
         }
     }
 }
@@ -264,8 +264,8 @@ impl Reader {
 pub(super) struct Harmony {
     reader: Reader,
     /// The server was started with the flag of reasoning, or of calls; without it they are dropped.
-    tells_reasoning: bool,
-    tells_calls: bool,
+    has_reasoning: bool,
+    has_calls: bool,
     calls: u32,
     reasoning_tokens: u64,
 }
@@ -273,20 +273,16 @@ pub(super) struct Harmony {
 impl Harmony {
     /// # Errors
     /// The vocabulary is not the one that the server's parser knows.
-    pub fn new(
-        vocabulary: &Vocabulary<'_>,
-        tells_reasoning: bool,
-        tells_calls: bool,
-    ) -> Result<Self, Unsure> {
+    pub fn new(vocabulary: &Vocabulary<'_>, has_reasoning: bool, has_calls: bool) -> Result<Self, Unsure> {
         let is_known = SPECIAL.iter().all(|(id, text)| (vocabulary.id)(text) == Some(*id));
         if !is_known {
             return Err(Unsure);
         }
-        Ok(Self { reader: Reader::new(), tells_reasoning, tells_calls, calls: 0, reasoning_tokens: 0 })
+        Ok(Self { reader: Reader::new(), has_reasoning, has_calls, calls: 0, reasoning_tokens: 0 })
     }
 
     fn count(&mut self, token: TokenId) {
-        let counts = self.tells_reasoning && special(token).is_none();
+        let counts = self.has_reasoning && special(token).is_none();
         let is_reasoning = self.reader.header().is_some_and(|header| header.is_reasoning);
         self.reasoning_tokens += u64::from(counts && is_reasoning);
     }
@@ -300,10 +296,12 @@ impl Harmony {
             ..CallDelta::default()
         };
         match self.reader.header().map(|header| &header.part) {
-            Some(Part::Content) => Parsed::content(text),
-            Some(Part::Reasoning) if self.tells_reasoning => Parsed { reasoning: text, ..Parsed::default() },
-            Some(Part::Call(name)) if self.tells_calls => {
-                let name = Some(name).filter(|_| text.is_empty());
+            Some(MessagePart::Content) => Parsed::content(text),
+            Some(MessagePart::Reasoning) if self.has_reasoning => {
+                Parsed { reasoning: text, ..Parsed::default() }
+            }
+            Some(MessagePart::Call(name)) if self.has_calls => {
+                let name = text.is_empty().then_some(name);
                 Parsed { calls: vec![piece(name, text)], ..Parsed::default() }
             }
             _ => Parsed::default(),
@@ -314,7 +312,7 @@ impl Harmony {
     ///
     /// # Errors
     /// The server's answer depends on more than the output, or is an error.
-    pub fn whole(
+    pub fn unstreamed(
         mut self,
         request: &Request<'_>,
         tokens: &[(TokenId, &str)],
@@ -342,15 +340,15 @@ impl Harmony {
             Some(parts.join("\n")).filter(|text| !text.is_empty())
         };
         Ok(ParsedMessage {
-            reasoning: lines(parts.reasoning).filter(|_| self.tells_reasoning),
+            reasoning: if self.has_reasoning { lines(parts.reasoning) } else { None },
             content: lines(parts.content),
-            calls: if self.tells_calls && request.may_call { parts.calls } else { Vec::new() },
+            calls: if self.has_calls && request.may_call { parts.calls } else { Vec::new() },
             reasoning_tokens: self.reasoning_tokens,
         })
     }
 }
 
-/// Messages of a whole answer.
+/// Messages of an unstreamed answer.
 #[derive(Default)]
 struct Parts {
     reasoning: Vec<String>,
@@ -362,13 +360,13 @@ impl Parts {
     fn add(&mut self, header: &Header, text: String) -> Result<(), Unsure> {
         match &header.part {
             _ if !header.is_assistant => {}
-            Part::Reasoning => self.reasoning.push(text),
-            Part::Content => self.content.push(text),
-            Part::Call(name) => {
+            MessagePart::Reasoning => self.reasoning.push(text),
+            MessagePart::Content => self.content.push(text),
+            MessagePart::Call(name) => {
                 let arguments = if header.is_json { rewritten(text)? } else { text };
                 self.calls.push(ToolCall { id: None, name: name.clone(), arguments });
             }
-            Part::Nothing => {}
+            MessagePart::Nothing => {}
         }
         Ok(())
     }
@@ -389,8 +387,8 @@ impl Parse for Harmony {
         self.count(token);
         match news {
             News::Begin => {
-                let is_call = matches!(self.reader.header(), Some(Header { part: Part::Call(_), .. }));
-                self.calls += u32::from(is_call && self.tells_calls);
+                let is_call = matches!(self.reader.header(), Some(Header { part: MessagePart::Call(_), .. }));
+                self.calls += u32::from(is_call && self.has_calls);
                 self.part(String::new())
             }
             News::Text(text) if !text.is_empty() => self.part(text),
@@ -404,7 +402,7 @@ impl Parse for Harmony {
 
     fn is_outside_calls(&self) -> bool {
         // A header may become that of a call.
-        self.reader.header().is_some_and(|header| !matches!(header.part, Part::Call(_)))
+        self.reader.header().is_some_and(|header| !matches!(header.part, MessagePart::Call(_)))
     }
 
     fn reasoning_tokens(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Hermes and Qwen 2.5: `<tool_call>{"name": …, "arguments": …}</tool_call>`.
 //!
-//! Streamed, the arguments are the model's own text, cut out of the object: the server looks for
+//! Streamed, the arguments are the model's text, cut out of the object: the server looks for
 //! `"name"` and `"arguments"` wherever they stand first, so a call with its name last gets more
 //! text than its arguments. In a complete answer, the object is parsed and serialised. Both are
 //! followed here.
@@ -31,7 +31,7 @@ struct Region {
     names: NameSearch,
     has_name: bool,
     values: ValueSearch,
-    /// Place of the arguments in `raw`, once known.
+    /// Position of the arguments in `raw`, once known.
     arguments: Option<usize>,
     end: EndSearch,
     /// Value of `solid` when arguments were looked for last.
@@ -91,7 +91,7 @@ impl Region {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hermes {
     /// Text that may become a marker: before the first call, or between two.
-    held: String,
+    withheld: String,
     region: Option<Region>,
     calls: u32,
     /// A closed call without a name: the server never gets past it.
@@ -112,7 +112,7 @@ impl Hermes {
     }
 
     pub fn is_outside_calls(&self) -> bool {
-        self.region.is_none() && self.held.is_empty()
+        self.region.is_none() && self.withheld.is_empty()
     }
 
     pub fn push(&mut self, text: &str) -> Parsed {
@@ -145,16 +145,16 @@ impl Hermes {
 
     /// Text outside calls. Returns the text after a start marker.
     fn outside(&mut self, text: &str, parsed: &mut Parsed) -> Option<String> {
-        self.held.push_str(text);
-        let start = self.held.find(START);
-        let end = start.unwrap_or_else(|| self.held.len() - overlap(&self.held, START));
-        let content: String = self.held.drain(..end).collect();
+        self.withheld.push_str(text);
+        let start = self.withheld.find(START);
+        let end = start.unwrap_or_else(|| self.withheld.len() - overlap(&self.withheld, START));
+        let content: String = self.withheld.drain(..end).collect();
         if self.calls == 0 {
             parsed.text.push_str(&content);
         }
         start?;
-        let rest = self.held.split_off(START.len());
-        self.held.clear();
+        let rest = self.withheld.split_off(START.len());
+        self.withheld.clear();
         self.region = Some(Region::new());
         self.calls += 1;
         self.has_arguments = false;
@@ -205,7 +205,7 @@ impl Hermes {
         }
     }
 
-    /// True if the region's text is a whole object of JSON.
+    /// True if the region's text is a complete object of JSON.
     fn is_complete(&mut self, region: &mut Region) -> bool {
         let text = region.raw.get(..region.solid).unwrap_or("");
         let end = region.end.find(text);
@@ -236,8 +236,8 @@ impl Hermes {
     }
 }
 
-/// Content and calls of a whole output, as [`super::whole`] wants them.
-pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
+/// Content and calls of a complete output, as [`super::unstreamed`] wants them.
+pub(super) fn unstreamed(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
     let Some(start) = output.find(START) else { return Ok((Some(output.to_owned()), Vec::new())) };
     let mut calls = Vec::new();
     let mut rest = output;

@@ -1,10 +1,10 @@
 //! Llama 3 and 4: an output that is JSON from its first character, `{"name": …, "parameters": …}`,
 //! several with `; ` between them.
 //!
-//! The server parses the whole output again with every token, completing it by guesses, and sends
-//! what two guesses have in common. Joined, that is the arguments as Python writes them, as long as
-//! no guess was wrong; where one could be, this parser is not sure. It gives the arguments at the
-//! end of a call; the server, along the way.
+//! The server parses the complete output with every token, completing it by guesses, and sends what
+//! two guesses have in common. Joined, that is the arguments as Python writes them, as long as no
+//! guess was wrong; where one could be, this parser is not sure. It gives the arguments at the end
+//! of a call; the server, along the way.
 
 use super::growing::EndSearch;
 use super::python::{self, Unread, Value};
@@ -167,7 +167,7 @@ impl Llama {
         self.is_sure &= matches!(arguments, Value::Object(_)) && (is_named_first || !is_empty);
         // The server takes an empty object for no arguments yet.
         let arguments = if is_empty { String::new() } else { python::dump(&arguments) };
-        let name = Some(name).filter(|_| !was_named);
+        let name = (!was_named).then_some(name);
         if name.is_some() || !arguments.is_empty() {
             parsed.append(Parsed {
                 calls: vec![CallDelta { index, name, arguments, ..CallDelta::default() }],
@@ -180,12 +180,12 @@ impl Llama {
 /// Name and arguments of an object, and if the name stands first of the two.
 fn parts(value: Value) -> Option<(String, Value, bool)> {
     let Value::Object(fields) = value else { return None };
-    let place = |key: &str| fields.iter().position(|(known, _)| known == key);
-    let name = place("name")?;
-    if place("arguments").is_some() && place("parameters").is_some() {
+    let position_of = |key: &str| fields.iter().position(|(known, _)| known == key);
+    let name = position_of("name")?;
+    if position_of("arguments").is_some() && position_of("parameters").is_some() {
         return None;
     }
-    let arguments = place("arguments").or(place("parameters"))?;
+    let arguments = position_of("arguments").or(position_of("parameters"))?;
     match (fields.get(name)?, fields.get(arguments)?) {
         ((_, Value::Text(text)), (_, value)) if !text.is_empty() => {
             Some((text.clone(), value.clone(), name < arguments))
@@ -216,7 +216,7 @@ fn first_name(object: &str) -> Result<&str, NoName> {
     if name.is_empty() || name.contains('\\') { Err(NoName::Ever) } else { Ok(name) }
 }
 
-pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
+pub(super) fn unstreamed(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
     let content = || Ok((Some(output.to_owned()), Vec::new()));
     let mut calls = Vec::new();
     let mut at = 0;

@@ -1,10 +1,10 @@
 //! The machine that runs a `Grammar`: tokens and text to states, states to parts of the answer.
 //!
 //! Three layers, as in the server. Tokens that are markers are taken out of the text (and wait for
-//! their text if the detokenizer holds it back); a lexer finds the markers that are mere text, and
-//! holds back what may become one; steps of the grammar turn both into events, and events into
-//! reasoning, content and pieces of calls. Fed without tokens (a whole answer), every marker is
-//! found by its text.
+//! their text if the detokenizer withholds it); a lexer finds the markers that are mere text, and
+//! withholds what may become one; steps of the grammar turn both into events, and events into
+//! reasoning, content and pieces of calls. Fed without tokens (an unstreamed answer), every marker
+//! is found by its text.
 
 mod calls;
 mod counter;
@@ -14,7 +14,7 @@ pub(super) use counter::Counter;
 pub(super) use setup::Setup;
 
 use super::arguments::Arguments;
-use super::grammar::{Mark, State, Step, Tells};
+use super::grammar::{Emit, GrammarState, Mark, Transition};
 use super::growing::NameSearch;
 use super::{ToolCall, Unsure};
 use super::{python, steps};
@@ -51,43 +51,55 @@ struct Slot {
     text_keys: Option<Vec<String>>,
     sent: String,
     /// The last argument is a text that goes on, and no tag begins in it before this byte of
-    /// `arguments`: what comes is added to `sent` without converting all of it again.
+    /// `arguments`: what comes is added to `sent` without converting all of it.
     open: Option<usize>,
     /// Bytes that converting the arguments has read so far.
     converted: usize,
 }
 
-/// JSON arguments: what is withheld of them.
+/// JSON arguments: the part that is withheld.
 #[derive(Clone, Debug, Default)]
-struct Held {
+struct WithheldJson {
     text: String,
     depth: u32,
     is_text: bool,
     is_escaped: bool,
 }
 
-/// State of one output.
-#[derive(Clone, Debug)]
-pub(super) struct Machine {
-    setup: Arc<Setup>,
-    state: State,
+/// The task of a machine in its pair of parsers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Role {
     /// Calls pass as text: this machine is the reasoning parser of a pair.
     skips_calls: bool,
     /// Markers of reasoning pass as text: there is no reasoning parser.
     skips_reasoning: bool,
     /// Calls are dropped: the request forbids them.
     drops_calls: bool,
+}
+
+/// Text that may become a marker.
+#[derive(Clone, Debug, Default)]
+struct Lexed {
+    text: String,
+    /// Where the text begins, bytes since the first token.
+    from: usize,
+    /// Where the tokens in it begin, bytes since the first token.
+    starts: VecDeque<usize>,
+}
+
+/// State of one output.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    setup: Arc<Setup>,
+    state: GrammarState,
+    role: Role,
     in_skipped_call: bool,
     has_tokens: bool,
-    /// Text that may become a marker, and where it and the tokens in it begin: bytes since the
-    /// first token.
-    lexed: String,
-    lexed_from: usize,
-    starts: VecDeque<usize>,
+    lexed: Lexed,
     /// Marker tokens whose text has not come, and the text that came instead.
     waiting: VecDeque<(Mark, String)>,
     instead: String,
-    held: Held,
+    withheld: WithheldJson,
     calls: u32,
     slots: Vec<Slot>,
     /// The first call with these arguments, where that matters ([`Arguments::Dsml`]).
@@ -103,22 +115,18 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    fn new(setup: Arc<Setup>, state: State) -> Self {
+    fn new(setup: Arc<Setup>, state: GrammarState) -> Self {
         let has_reasoning = setup.text_of(Mark::ThinkEnd).is_some() || setup.thinks;
         Self {
             setup,
             state,
-            skips_calls: false,
-            skips_reasoning: false,
-            drops_calls: false,
+            role: Role::default(),
             in_skipped_call: false,
             has_tokens: false,
-            lexed: String::new(),
-            lexed_from: 0,
-            starts: VecDeque::new(),
+            lexed: Lexed::default(),
             waiting: VecDeque::new(),
             instead: String::new(),
-            held: Held::default(),
+            withheld: WithheldJson::default(),
             calls: 0,
             slots: Vec::new(),
             first_with: HashMap::new(),
@@ -135,12 +143,13 @@ impl Machine {
     /// The reasoning parser of a pair.
     pub fn reasoning(setup: Arc<Setup>) -> Self {
         let state = setup.start();
-        Self { skips_calls: true, ..Self::new(setup, state) }
+        Self { role: Role { skips_calls: true, ..Role::default() }, ..Self::new(setup, state) }
     }
 
     /// The tool parser of a pair.
     pub fn calls(setup: Arc<Setup>, skips_reasoning: bool, drops_calls: bool) -> Self {
-        Self { skips_reasoning, drops_calls, ..Self::new(setup, State::Content) }
+        let role = Role { skips_calls: false, skips_reasoning, drops_calls };
+        Self { role, ..Self::new(setup, GrammarState::Content) }
     }
 
     pub const fn has_ended(&self) -> bool {
@@ -161,7 +170,7 @@ impl Machine {
     }
 
     pub fn is_outside_calls(&self) -> bool {
-        !self.state.is_call() && self.lexed.is_empty() && self.waiting.is_empty()
+        !self.state.is_call() && self.lexed.text.is_empty() && self.waiting.is_empty()
     }
 
     /// Adds text, and the token it came with.
@@ -179,7 +188,7 @@ impl Machine {
         if events.is_empty() && self.later.is_empty() { Parsed::default() } else { self.parsed(events, true) }
     }
 
-    pub fn whole_reasoning(mut self, output: &str) -> (Option<String>, Option<String>) {
+    pub fn unstreamed_reasoning(mut self, output: &str) -> (Option<String>, Option<String>) {
         let mut events = Vec::new();
         self.feed(&mut events, None, output);
         self.end(&mut events);
@@ -197,8 +206,8 @@ impl Machine {
         (some(reasoning), some(content))
     }
 
-    /// Content and calls of a whole output without reasoning.
-    pub fn whole_calls(mut self, output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
+    /// Content and calls of a complete output without reasoning.
+    pub fn unstreamed_calls(mut self, output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
         let mut events = Vec::new();
         self.feed(&mut events, None, output);
         self.end(&mut events);
@@ -225,7 +234,7 @@ impl Machine {
         let text = self.resolve(events, text);
         let Some((mark, marker)) = mark else {
             if token.is_some() && !text.is_empty() {
-                self.starts.push_back(self.lexed_from + self.lexed.len());
+                self.lexed.starts.push_back(self.lexed.from + self.lexed.text.len());
             }
             return self.text(events, &text);
         };
@@ -241,12 +250,12 @@ impl Machine {
         self.waiting.push_back((*mark, marker.clone()));
     }
 
-    /// Gives waiting markers their text. Returns what is left of it.
+    /// Gives waiting markers their text. Returns the rest.
     fn resolve(&mut self, events: &mut Vec<Event>, text: &str) -> String {
         if self.waiting.is_empty() {
             return text.to_owned();
         }
-        // What was withheld has no marker, but may end in the beginning of one.
+        // The withheld text has no marker, but may end in the beginning of one.
         let mut read = self.instead.len();
         let mut text = std::mem::take(&mut self.instead) + text;
         while let Some((mark, marker)) = self.waiting.pop_front() {
@@ -261,7 +270,8 @@ impl Machine {
             text.truncate(from + at);
             self.text(events, &text);
             self.marker(events, mark, &marker);
-            (text, read) = (rest, 0);
+            text = rest;
+            read = 0;
         }
         text
     }
@@ -273,14 +283,14 @@ impl Machine {
             self.marker(events, mark, &marker);
         }
         self.lex(events, true);
-        self.flush_held(events);
+        self.flush_withheld(events);
         match self.state {
-            State::Content => {}
-            State::Reasoning => events.push(Event::ReasoningEnd),
+            GrammarState::Content => {}
+            GrammarState::Reasoning => events.push(Event::ReasoningEnd),
             _ if self.calls > 0 => events.push(Event::CallEnd),
             _ => {}
         }
-        self.state = State::Content;
+        self.state = GrammarState::Content;
     }
 
     /// A marker that came as its token.
@@ -291,22 +301,23 @@ impl Machine {
 
     /// Takes the tokens that begin in the first `length` bytes of what is lexed.
     fn take_starts(&mut self, length: usize) -> u64 {
-        self.lexed_from += length;
-        let taken = self.starts.partition_point(|start| *start < self.lexed_from);
-        self.starts.drain(..taken).len() as u64
+        let Lexed { from, starts, .. } = &mut self.lexed;
+        *from += length;
+        let taken = starts.partition_point(|start| start < from);
+        starts.drain(..taken).len() as u64
     }
 
     // Text.
 
     fn text(&mut self, events: &mut Vec<Event>, text: &str) {
-        self.lexed.push_str(text);
+        self.lexed.text.push_str(text);
         self.lex(events, false);
     }
 
     /// Takes markers and text out of what was lexed, up to what may become a marker.
     fn lex(&mut self, events: &mut Vec<Event>, is_final: bool) {
         let setup = Arc::clone(&self.setup);
-        let lexed = std::mem::take(&mut self.lexed);
+        let lexed = std::mem::take(&mut self.lexed.text);
         let mut rest = lexed.as_str();
         while !rest.is_empty() {
             let starts = |text: &str| setup.spellings.iter().any(|(_, known)| known.starts_with(text));
@@ -318,8 +329,8 @@ impl Machine {
             if !is_final && begins(rest) && is_open(rest) {
                 break;
             }
-            let known = setup.spellings.iter().filter(|_| begins(rest));
-            let longest = known.filter(|(_, known)| rest.starts_with(known.as_str()));
+            let spellings = if begins(rest) { setup.spellings.as_slice() } else { &[] };
+            let longest = spellings.iter().filter(|(_, known)| rest.starts_with(known.as_str()));
             if let Some((mark, text)) = longest.max_by_key(|(_, known)| known.len()) {
                 rest = rest.get(text.len()..).unwrap_or("");
                 let tokens = self.take_starts(text.len());
@@ -342,52 +353,52 @@ impl Machine {
             self.content(events, content, tokens);
             rest = tail;
         }
-        rest.clone_into(&mut self.lexed);
+        rest.clone_into(&mut self.lexed.text);
     }
 
     /// Text of some tokens, in the present state.
     fn content(&mut self, events: &mut Vec<Event>, text: &str, tokens: u64) {
         match self.state {
-            State::Content => events.push(Event::Text(text.to_owned())),
-            State::Reasoning => {
+            GrammarState::Content => events.push(Event::Text(text.to_owned())),
+            GrammarState::Reasoning => {
                 self.reasoning_tokens += tokens;
                 events.push(Event::Reasoning(text.to_owned()));
             }
-            State::Name => events.push(Event::Name(text.to_owned())),
-            State::Arguments if self.setup.grammar.arguments == Arguments::Json => {
+            GrammarState::Name => events.push(Event::Name(text.to_owned())),
+            GrammarState::Arguments if self.setup.grammar.arguments == Arguments::Json => {
                 for c in text.chars() {
-                    self.hold(events, c);
+                    self.withhold(events, c);
                 }
             }
-            State::Arguments => events.push(Event::Argument(text.to_owned())),
-            State::Preamble | State::Between => {}
+            GrammarState::Arguments => events.push(Event::Argument(text.to_owned())),
+            GrammarState::Preamble | GrammarState::Between => {}
         }
     }
 
     /// A character of JSON arguments: what closes them waits for the next.
-    fn hold(&mut self, events: &mut Vec<Event>, c: char) {
-        let held = &mut self.held;
-        held.text.push(c);
+    fn withhold(&mut self, events: &mut Vec<Event>, c: char) {
+        let withheld = &mut self.withheld;
+        withheld.text.push(c);
         match c {
-            _ if held.is_escaped => held.is_escaped = false,
-            '\\' if held.is_text => held.is_escaped = true,
-            '"' => held.is_text = !held.is_text,
-            _ if held.is_text => {}
-            '{' | '[' => held.depth += 1,
+            _ if withheld.is_escaped => withheld.is_escaped = false,
+            '\\' if withheld.is_text => withheld.is_escaped = true,
+            '"' => withheld.is_text = !withheld.is_text,
+            _ if withheld.is_text => {}
+            '{' | '[' => withheld.depth += 1,
             '}' | ']' => {
-                held.depth = held.depth.saturating_sub(1);
-                if held.depth == 0 {
+                withheld.depth = withheld.depth.saturating_sub(1);
+                if withheld.depth == 0 {
                     return;
                 }
             }
             _ => {}
         }
-        self.flush_held(events);
+        self.flush_withheld(events);
     }
 
-    fn flush_held(&mut self, events: &mut Vec<Event>) {
-        if !self.held.text.is_empty() {
-            events.push(Event::Argument(std::mem::take(&mut self.held.text)));
+    fn flush_withheld(&mut self, events: &mut Vec<Event>) {
+        if !self.withheld.text.is_empty() {
+            events.push(Event::Argument(std::mem::take(&mut self.withheld.text)));
         }
     }
 
@@ -397,35 +408,36 @@ impl Machine {
         let setup = Arc::clone(&self.setup);
         let Some(step) = setup.step(self.state, mark) else {
             if mark != Mark::Drop {
-                if self.skips_calls && self.leaves_calls(mark) {
+                if self.role.skips_calls && self.leaves_calls(mark) {
                     self.in_skipped_call = false;
                 }
                 self.content(events, text, tokens);
             }
             return;
         };
-        if self.skips_reasoning && matches!(mark, Mark::ThinkStart | Mark::ThinkEnd) {
+        if self.role.skips_reasoning && matches!(mark, Mark::ThinkStart | Mark::ThinkEnd) {
             return self.content(events, text, tokens);
         }
-        if self.skips_calls && self.skip_call(events, step, text) {
+        if self.role.skips_calls && self.skip_call(events, step, text) {
             return;
         }
-        let (_, _, to, tells) = step;
-        if self.state == State::Arguments && *to != State::Arguments {
-            self.flush_held(events);
+        let (_, _, to, emits) = step;
+        if self.state == GrammarState::Arguments && *to != GrammarState::Arguments {
+            self.flush_withheld(events);
         }
         self.state = *to;
-        for tell in *tells {
-            events.push(match tell {
-                Tells::ReasoningEnd => Event::ReasoningEnd,
-                Tells::CallStart => Event::CallStart,
-                Tells::Argument => Event::Argument(text.to_owned()),
-                Tells::CallEnd => Event::CallEnd,
+        for emit in *emits {
+            events.push(match emit {
+                Emit::ReasoningEnd => Event::ReasoningEnd,
+                Emit::CallStart => Event::CallStart,
+                Emit::Argument => Event::Argument(text.to_owned()),
+                Emit::CallEnd => Event::CallEnd,
             });
-            self.calls += u32::from(*tell == Tells::CallStart);
+            self.calls += u32::from(*emit == Emit::CallStart);
         }
-        if self.state == State::Arguments {
-            self.held = Held { text: std::mem::take(&mut self.held.text), ..Held::default() };
+        if self.state == GrammarState::Arguments {
+            self.withheld =
+                WithheldJson { text: std::mem::take(&mut self.withheld.text), ..WithheldJson::default() };
         }
     }
 
@@ -435,16 +447,16 @@ impl Machine {
 
     /// The reasoning parser's part of a call: its markers are content, and the first one may end
     /// reasoning. False for a marker that has nothing to do with calls here.
-    fn skip_call(&mut self, events: &mut Vec<Event>, step: &Step, text: &str) -> bool {
-        let (_, mark, to, tells) = step;
+    fn skip_call(&mut self, events: &mut Vec<Event>, step: &Transition, text: &str) -> bool {
+        let (_, mark, to, emits) = step;
         let is_of_call = self.setup.steps().any(|s| s.1 == *mark && (s.0.is_call() || s.2.is_call()));
         let (opens, leaves) = (to.is_call(), self.leaves_calls(*mark));
         if !is_of_call || (leaves && !opens && !self.in_skipped_call) {
             return false;
         }
         self.in_skipped_call = opens || (self.in_skipped_call && !leaves);
-        if tells.contains(&Tells::ReasoningEnd) {
-            self.state = State::Content;
+        if emits.contains(&Emit::ReasoningEnd) {
+            self.state = GrammarState::Content;
             events.push(Event::ReasoningEnd);
         }
         self.content(events, text, 0);
@@ -465,7 +477,7 @@ impl Machine {
                 Event::Text(text) => content.push_str(&text),
                 Event::Reasoning(text) => parsed.reasoning.push_str(&text),
                 Event::ReasoningEnd => self.has_ended = true,
-                _ if self.drops_calls => {}
+                _ if self.role.drops_calls => {}
                 event => {
                     in_call = true;
                     self.on_call(event, &mut parsed.calls);

@@ -30,7 +30,7 @@ pub(super) fn starts(grammar: &Grammar, vocabulary: &Vocabulary<'_>) -> bool {
 
 /// Where in the list the output is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Position {
     /// Before the first object.
     List,
     /// Before a key, or the end of the object.
@@ -42,7 +42,7 @@ enum Place {
     Behind,
 }
 
-impl Place {
+impl Position {
     /// The characters that end a piece.
     const fn ends(self) -> &'static [char] {
         match self {
@@ -69,7 +69,7 @@ enum Field {
 pub(super) struct Mistral {
     marker: TokenId,
     has_begun: bool,
-    place: Place,
+    position: Position,
     pieces: Pieces,
     /// The one object stands without a list around it.
     is_bare: bool,
@@ -85,7 +85,7 @@ impl Mistral {
         Some(Self {
             marker: (vocabulary.id)(MARKER)?,
             has_begun: false,
-            place: Place::List,
+            position: Position::List,
             pieces: Pieces::new(),
             is_bare: false,
             field: None,
@@ -100,7 +100,7 @@ impl Mistral {
     }
 
     pub fn is_outside_calls(&self) -> bool {
-        !self.has_begun || self.place == Place::Behind
+        !self.has_begun || self.position == Position::Behind
     }
 
     pub fn push(&mut self, token: Option<TokenId>, text: &str) -> Parsed {
@@ -118,11 +118,11 @@ impl Mistral {
         let mut parsed = Parsed::content(content.to_owned());
         let mut rest = rest.as_str();
         while !rest.is_empty() && self.is_sure {
-            if self.place == Place::Behind {
+            if self.position == Position::Behind {
                 rest.clone_into(&mut parsed.text);
                 break;
             }
-            let end = rest.find(self.place.ends()).map_or(rest.len(), |at| at + 1);
+            let end = rest.find(self.position.ends()).map_or(rest.len(), |at| at + 1);
             let (piece, after) = rest.split_at(end);
             rest = after;
             self.take(piece, &mut parsed);
@@ -131,7 +131,7 @@ impl Mistral {
     }
 
     fn take(&mut self, piece: &str, parsed: &mut Parsed) {
-        let was_in_arguments = self.place == Place::Arguments;
+        let was_in_arguments = self.position == Position::Arguments;
         let mut is_argument = was_in_arguments;
         for c in piece.chars() {
             let Ok(event) = self.pieces.push(c) else {
@@ -140,16 +140,16 @@ impl Mistral {
             };
             if let Some(event) = event {
                 self.apply(event, parsed);
-                is_argument |= self.place == Place::Arguments;
+                is_argument |= self.position == Position::Arguments;
             }
         }
         if is_argument {
             let text = if was_in_arguments { piece } else { piece.trim_start_matches(python::is_space) };
-            self.tell(parsed, None, text);
+            self.emit(parsed, None, text);
         }
     }
 
-    fn tell(&self, parsed: &mut Parsed, name: Option<String>, arguments: &str) {
+    fn emit(&self, parsed: &mut Parsed, name: Option<String>, arguments: &str) {
         let index = self.calls.saturating_sub(1);
         let delta = CallDelta { index, name, arguments: arguments.to_owned(), ..CallDelta::default() };
         parsed.append(Parsed { calls: vec![delta], ..Parsed::default() });
@@ -168,38 +168,38 @@ impl Mistral {
             Event::Start { is_map: true } if depth == around + 1 => self.begin(),
             Event::Start { is_map: true } if depth == around + 2 => {
                 self.is_sure &= self.is_named && self.field == Some(Field::Arguments);
-                self.place = Place::Arguments;
+                self.position = Position::Arguments;
             }
-            Event::End { is_map: true } if depth == around + 1 => self.place = Place::Key,
+            Event::End { is_map: true } if depth == around + 1 => self.position = Position::Key,
             Event::End { is_map: true } if depth == around => {
                 self.is_sure &= self.is_named;
-                self.place = if self.is_bare { Place::Behind } else { Place::Between };
+                self.position = if self.is_bare { Position::Behind } else { Position::Between };
             }
-            Event::End { is_map: false } if depth == 0 => self.place = Place::Behind,
+            Event::End { is_map: false } if depth == 0 => self.position = Position::Behind,
             Event::Key(key) if depth == around + 1 => self.key(&key),
             Event::Text(text) if depth == around + 1 => self.text(text, parsed),
-            _ => self.is_sure &= depth > around + 1 && self.place == Place::Arguments,
+            _ => self.is_sure &= depth > around + 1 && self.position == Position::Arguments,
         }
     }
 
     fn begin(&mut self) {
-        self.place = Place::Key;
+        self.position = Position::Key;
         self.calls += 1;
         self.is_named = false;
         self.field = None;
     }
 
     fn key(&mut self, key: &str) {
-        let (field, place) = match key {
-            "name" => (Field::Name, Place::Name),
-            "arguments" => (Field::Arguments, Place::BeforeArguments),
+        let (field, position) = match key {
+            "name" => (Field::Name, Position::Name),
+            "arguments" => (Field::Arguments, Position::BeforeArguments),
             _ => return self.is_sure = false,
         };
         // The name comes once and first.
         self.is_sure &= self.is_named == (field == Field::Arguments);
         self.is_sure &= self.field != Some(Field::Arguments);
         self.field = Some(field);
-        self.place = place;
+        self.position = position;
     }
 
     /// A text that is a field's value.
@@ -207,17 +207,17 @@ impl Mistral {
         match self.field {
             Some(Field::Name) => {
                 self.is_named = true;
-                self.place = Place::Key;
-                self.tell(parsed, Some(text), "");
+                self.position = Position::Key;
+                self.emit(parsed, Some(text), "");
             }
-            Some(Field::Arguments) => self.tell(parsed, None, &text),
+            Some(Field::Arguments) => self.emit(parsed, None, &text),
             None => self.is_sure = false,
         }
     }
 }
 
-/// Content and calls of a whole output; without calls the content is the text behind the marker.
-pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
+/// Content and calls of a complete output; without calls the content is the text behind the marker.
+pub(super) fn unstreamed(output: &str) -> Result<(Option<String>, Vec<ToolCall>), Unsure> {
     let Some((content, behind)) = output.split_once(MARKER) else {
         return Ok((Some(output.to_owned()), Vec::new()));
     };

@@ -2,7 +2,7 @@
 //!
 //! A server in Python re-serialises arguments that it has parsed, so the very text matters: the
 //! separators `", "` and `": "`, the shortest float with Python's exponents, integers of any size,
-//! the last of two equal keys at the place of the first. What Python rejects, or answers with an
+//! the last of two equal keys at the position of the first. What Python rejects, or answers with an
 //! error that cannot be foreseen from the text, is an [`Unread`].
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use super::steps;
 
-/// Values deeper than this are not read: Python's own limit depends on its stack.
+/// Values deeper than this are not read: Python's limit depends on its stack.
 pub(super) const MAX_DEPTH: usize = 200;
 /// More digits than this are an error of another kind in Python (`int` from a string).
 pub(super) const MAX_DIGITS: usize = 4_300;
@@ -267,12 +267,12 @@ impl<'a> Reader<'a> {
         if !self.take("0") && self.digits() == 0 {
             return Err(Unread::Invalid);
         }
-        let whole = start.len() - self.rest.len();
+        let integer_length = start.len() - self.rest.len();
         self.fraction();
         self.exponent();
         let length = start.len() - self.rest.len();
         let text = start.get(..length).unwrap_or("");
-        if length > whole {
+        if length > integer_length {
             return text.parse().map(Value::Float).map_err(|_| Unread::Unsure);
         }
         integer(text).ok_or(Unread::Unsure)
@@ -412,16 +412,16 @@ impl<'a> Reader<'a> {
 pub(super) struct Fields {
     list: Vec<(String, Value)>,
     /// The places of the names, once there are more than [`FEW_FIELDS`].
-    places: HashMap<String, usize>,
+    positions: HashMap<String, usize>,
 }
 
 /// So many names are looked through one by one.
 const FEW_FIELDS: usize = 16;
 
 impl Fields {
-    /// Assigns a field: at its old place if it is there. True if it is new.
+    /// Assigns a field: at its old position if it is there. True if it is new.
     pub fn set(&mut self, name: String, value: Value) -> bool {
-        let known = self.place(&name).and_then(|place| self.list.get_mut(place));
+        let known = self.position(&name).and_then(|position| self.list.get_mut(position));
         let is_new = known.is_none();
         match known {
             Some((_, known)) => *known = value,
@@ -430,22 +430,22 @@ impl Fields {
         is_new
     }
 
-    fn place(&self, name: &str) -> Option<usize> {
+    fn position(&self, name: &str) -> Option<usize> {
         if self.list.len() > FEW_FIELDS {
             steps::read(name.len());
-            return self.places.get(name).copied();
+            return self.positions.get(name).copied();
         }
         steps::read(self.list.len());
         self.list.iter().position(|(known, _)| known == name)
     }
 
     fn push(&mut self, name: String, value: Value) {
-        let place = self.list.len();
-        if place == FEW_FIELDS {
-            self.places = self.list.iter().map(|(name, _)| name.clone()).zip(0..).collect();
+        let position = self.list.len();
+        if position == FEW_FIELDS {
+            self.positions = self.list.iter().map(|(name, _)| name.clone()).zip(0..).collect();
         }
-        if place >= FEW_FIELDS {
-            self.places.insert(name.clone(), place);
+        if position >= FEW_FIELDS {
+            self.positions.insert(name.clone(), position);
         }
         self.list.push((name, value));
     }

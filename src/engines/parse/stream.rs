@@ -88,7 +88,7 @@ pub(super) struct Stream {
     pub calls: Option<Calls>,
     /// The output is still reasoning.
     pub is_reasoning: bool,
-    /// The request forbids calls: those that are found are not told, except at the end.
+    /// The request forbids calls: those that are found are not reported, except at the end.
     pub hides_calls: bool,
     pub count: Count,
 }
@@ -184,7 +184,7 @@ impl Parse for Stream {
     }
 }
 
-/// The parser of a stream in which all calls but the first are left out.
+/// The parser of a stream in which all calls but the first are dropped.
 pub(super) struct FirstCall(pub Box<dyn Parse>);
 
 impl FirstCall {

@@ -88,9 +88,9 @@ impl Case {
         golden.with(|vocabulary| golden.parsers.stream(&self.request(), vocabulary)).unwrap()
     }
 
-    fn whole(&self, golden: &Golden) -> Result<ParsedMessage, Unsure> {
+    fn unstreamed(&self, golden: &Golden) -> Result<ParsedMessage, Unsure> {
         let tokens: Vec<_> = self.tokens.iter().map(|(id, text)| (*id, text.as_str())).collect();
-        golden.with(|vocabulary| golden.parsers.whole(&self.request(), vocabulary, &tokens))
+        golden.with(|vocabulary| golden.parsers.unstreamed(&self.request(), vocabulary, &tokens))
     }
 }
 
@@ -185,7 +185,7 @@ fn a_stream_is_unsure_only_where_it_must_be() {
 
 #[test]
 fn whole_answers_are_the_server_s() {
-    assert_none(&differences(|golden, case, json| match case.whole(golden) {
+    assert_none(&differences(|golden, case, json| match case.unstreamed(golden) {
         Ok(whole) => differ(&case.name, &whole_as_json(&whole), &json["whole"]),
         Err(Unsure) if case.name.contains("/unsure") => None,
         Err(Unsure) => Some(format!("{} is unsure", case.name)),
@@ -278,7 +278,7 @@ fn differs(golden: &Golden, case: &Case, json: &Json, pair: Pair) -> bool {
         let mut stream = pair.stream(&case.request(), vocabulary).unwrap();
         let parsed = joined(&mut stream, &case.tokens);
         let tokens: Vec<_> = case.tokens.iter().map(|(id, text)| (*id, text.as_str())).collect();
-        let whole = pair.whole(&case.request(), vocabulary, &tokens);
+        let whole = pair.unstreamed(&case.request(), vocabulary, &tokens);
         as_json(&parsed, stream.reasoning_tokens()) != json["stream"]
             || whole.is_ok_and(|whole| whole_as_json(&whole) != json["whole"])
     })
@@ -326,7 +326,8 @@ fn a_step_that_is_missing_is_noticed() {
         for at in 0..grammar.steps.len() {
             let mut steps = grammar.steps.to_vec();
             let step = steps.remove(at);
-            let is_reasoning = step.0 == grammar::State::Reasoning || step.2 == grammar::State::Reasoning;
+            let is_reasoning =
+                step.0 == grammar::GrammarState::Reasoning || step.2 == grammar::GrammarState::Reasoning;
             let is_used = has(step.1) && (!is_reasoning || has(grammar::Mark::ThinkStart));
             let altered = Grammar { steps: steps.leak(), ..grammar.clone() };
             if is_used && !is_noticed(grammar, altered) {
@@ -376,7 +377,7 @@ fn a_brace_that_is_lost_is_noticed() {
         let short = Case { tokens, ..self::case(golden, json) };
         let is_same = as_json(&parsed, 0)["calls"] == json["stream"]["calls"]
             && short
-                .whole(golden)
+                .unstreamed(golden)
                 .is_ok_and(|whole| whole_as_json(&whole)["calls"] == json["whole"]["calls"]);
         is_same.then(|| case.name.clone())
     }));
@@ -394,7 +395,7 @@ fn a_marker_of_harmony_that_is_lost_is_noticed() {
             let mut parser = case.stream(golden);
             let parsed = joined(parser.as_mut(), &case.tokens);
             let is_noticed = as_json(&parsed, parser.reasoning_tokens()) != json["stream"];
-            is_noticed && case.whole(golden).is_ok_and(|whole| whole_as_json(&whole) != json["whole"])
+            is_noticed && case.unstreamed(golden).is_ok_and(|whole| whole_as_json(&whole) != json["whole"])
         };
         let of_harmony = |golden: &&Golden| golden.markers.contains_key("<|channel|>");
         !goldens().iter().filter(of_harmony).any(|golden| golden.cases.iter().any(|json| lost(golden, json)))
@@ -418,7 +419,7 @@ fn harmony_goes_with_its_own_vocabulary_and_with_no_other_parser() {
     for parsers in mixed {
         golden.with(|vocabulary| {
             assert!(parsers.stream(&request, vocabulary).is_err(), "{parsers}");
-            assert!(parsers.whole(&request, vocabulary, &[(1, "a")]).is_err(), "{parsers}");
+            assert!(parsers.unstreamed(&request, vocabulary, &[(1, "a")]).is_err(), "{parsers}");
         });
     }
     for marker in ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"] {
@@ -443,11 +444,11 @@ fn with_a_single_call_the_others_are_left_out_and_nothing_else() {
             golden.with(|vocabulary| {
                 let mut parser = golden.parsers.stream(&single, vocabulary).unwrap();
                 assert_eq!(joined(parser.as_mut(), &case.tokens), streamed, "{}", case.name);
-                let mut whole = case.whole(golden);
+                let mut whole = case.unstreamed(golden);
                 if let Ok(whole) = &mut whole {
                     whole.calls.truncate(1);
                 }
-                assert_eq!(golden.parsers.whole(&single, vocabulary, &tokens), whole, "{}", case.name);
+                assert_eq!(golden.parsers.unstreamed(&single, vocabulary, &tokens), whole, "{}", case.name);
             });
         }
     }
@@ -516,7 +517,7 @@ proptest! {
             let case = Case { tokens: texts.iter().map(|text| (id(text), text.clone())).collect(), ..case };
             let mut parser = case.stream(golden);
             joined(parser.as_mut(), &case.tokens);
-            let _ = case.whole(golden);
+            let _ = case.unstreamed(golden);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! DeepSeek R1: reasoning between two marker tokens, whoever opened it.
 //!
-//! The server looks only at token ids. A stream is reasoning up to the end token; whole answers are
-//! split by the markers' text.
+//! The server looks only at token ids. A stream is reasoning up to the end token; unstreamed
+//! answers are split by the markers' text.
 
 use super::Vocabulary;
 
@@ -48,8 +48,8 @@ impl Think {
     }
 }
 
-/// Reasoning and content of a whole output.
-pub(super) fn whole(output: &str) -> (Option<String>, Option<String>) {
+/// Reasoning and content of a complete output.
+pub(super) fn unstreamed(output: &str) -> (Option<String>, Option<String>) {
     let output = output.split_once(START).map_or(output, |(_, after)| after);
     match output.split_once(END) {
         None => (Some(output.to_owned()), None),

@@ -6,7 +6,7 @@
 
 use super::facts::{Backend, Body, Facts, Head, Models, ServerState, Subjects};
 use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
-use super::part::{Part, parts};
+use super::part::{DrafterPart, parts};
 use super::ruling::{Allowed, Ruling};
 use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
 use super::{Fact, PolicySet};
@@ -29,7 +29,7 @@ pub struct Finding {
 pub struct Decision {
     /// Its result.
     pub outcome: Outcome,
-    /// Every step; empty unless an explanation was asked for.
+    /// Every step; empty unless an explanation was requested.
     pub findings: Vec<Finding>,
     /// Effective sampling temperature.
     pub temperature: Fact<f64>,
@@ -37,7 +37,7 @@ pub struct Decision {
 
 #[derive(Default)]
 struct Walk {
-    whole: bool,
+    records_all: bool,
     findings: Vec<Finding>,
     halt: Option<(DecisionStep, Halt)>,
 }
@@ -50,11 +50,11 @@ impl Walk {
         take: impl FnOnce() -> Result<T, Halt>,
         say: impl FnOnce(&T) -> (StepResult, String),
     ) -> Option<T> {
-        if self.halt.is_some() && !self.whole {
+        if self.halt.is_some() && !self.records_all {
             return None;
         }
         let taken = take();
-        if self.whole {
+        if self.records_all {
             let (result, words) = match &taken {
                 Ok(value) => say(value),
                 Err(halt) => halt.say(),
@@ -115,14 +115,14 @@ impl<'a> Admission<'a> {
     }
 
     /// Takes the steps of the body and of its backend.
-    pub fn place(&mut self, body: Fact<Body<'a>>, backend: Fact<Option<Backend<'a>>>) {
+    pub fn locate(&mut self, body: Fact<Body<'a>>, backend: Fact<Option<Backend<'a>>>) {
         let walk = &mut self.walk;
         let request =
             walk.step(DecisionStep::Body, || steps::body(body), |_| passed("every parameter can be carried"));
         let to = walk.step(DecisionStep::Backend, || steps::backend(backend), |to| passed(to.name));
-        let whole = self.walk.whole;
-        self.request = request.or_else(|| body.known().filter(|_| whole)?.request());
-        self.backend = to.or_else(|| backend.known().filter(|_| whole)?);
+        let records_all = self.walk.records_all;
+        self.request = request.or_else(|| if records_all { body.known()?.request() } else { None });
+        self.backend = to.or_else(|| if records_all { backend.known()? } else { None });
     }
 
     /// Takes the step of the session slot.
@@ -142,7 +142,7 @@ impl<'a> Admission<'a> {
 
     /// The mode that the request is served in; `None` unless every step has passed.
     pub fn mode(&self) -> Option<Mode> {
-        self.backend.filter(|_| self.is_open()).map(|backend| backend.mode)
+        if self.is_open() { self.backend.map(|backend| backend.mode) } else { None }
     }
 }
 
@@ -182,12 +182,12 @@ pub fn plan(
 
 /// Decides and records every step, including those after the one that ends the decision.
 pub fn explain(facts: &Facts<'_>) -> Decision {
-    walk(facts, Walk { whole: true, ..Walk::default() })
+    walk(facts, Walk { records_all: true, ..Walk::default() })
 }
 
 fn walk(facts: &Facts<'_>, walk: Walk) -> Decision {
     let mut admission = Admission::with(facts.head.clone(), walk);
-    admission.place(facts.body, facts.backend);
+    admission.locate(facts.body, facts.backend);
     admission.session(facts.session);
     let Admission { head, mut walk, control, request, backend } = admission;
     let planning = Planning {
@@ -235,7 +235,7 @@ impl Planning<'_> {
     fn steps(&self, walk: &mut Walk) -> Steps {
         let Self { request, backend, control, .. } = *self;
         let server = walk.step(DecisionStep::Server, || steps::server(self.server), steps::say_server);
-        let server = server.or_else(|| self.server.known().filter(|_| walk.whole)?.server());
+        let server = server.or_else(|| if walk.records_all { self.server.known()?.server() } else { None });
         let sampling = request.zip(server).map(|(request, server)| server.engine.sampling(request));
         let exact = walk.step(
             DecisionStep::Engine,
@@ -270,7 +270,7 @@ impl Planning<'_> {
                 let proposes = server.map(|server| server.engine.proposes > 0);
                 Ok(parts(&policy.ok_or(NO_POLICY)?.drafters, proposes, self.models))
             },
-            |parts: &Vec<Part<'_>>| steps::say_parts(parts),
+            |parts: &Vec<DrafterPart<'_>>| steps::say_parts(parts),
         );
         let settled = || {
             let route = request?.route;

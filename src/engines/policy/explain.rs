@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::decide::{self, Decision, Finding};
 use super::facts::{Body, Facts, ServerState};
 use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
-use super::part::{Part, parts};
+use super::part::{DrafterPart, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
 use crate::openai;
 use foretell_core::words::{PassthroughReason, PlainReason, VerifyMethod};
@@ -26,13 +26,11 @@ pub struct Explanation {
     /// Further remarks, one sentence each.
     pub notes: Vec<String>,
     /// Where the facts about the server come from: `proxy`, `server` or `nobody` (not known).
-    pub asked: String,
-    /// Name of the API route.
-    pub route: String,
-    /// Model id as sent by the client; `null` if the body has none or was not read.
-    pub model: Option<String>,
-    /// Name of the request's tenant; `null` if it has none.
-    pub tenant: Option<String>,
+    #[serde(rename = "asked")]
+    pub facts_from: String,
+    /// The request.
+    #[serde(flatten)]
+    pub request: RequestLine,
     /// Name of the chosen backend; `null` if there is none or it is not known.
     pub backend: Option<String>,
     /// The replica that would be chosen now, as `LABEL at URL`; `null` if there is none.
@@ -63,6 +61,17 @@ pub struct Explanation {
     /// The running proxy's present measurements; `null` without one, or where no session would
     /// serve the request.
     pub now: Option<Now>,
+}
+
+/// The request that is explained.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestLine {
+    /// Name of the API route.
+    pub route: String,
+    /// Model id as sent by the client; `null` if the body has none or was not read.
+    pub model: Option<String>,
+    /// Name of the request's tenant; `null` if it has none.
+    pub tenant: Option<String>,
 }
 
 /// How drafts would be judged.
@@ -100,11 +109,11 @@ pub struct Now {
 /// A projected speedup (plain time ÷ expected time with speculation) and its 95 % interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GainLine {
-    /// Lower bound.
+    /// Lower end.
     pub low: f64,
     /// The mean.
     pub middle: f64,
-    /// Upper bound.
+    /// Upper end.
     pub high: f64,
     /// Rounds of this kind of request that it is based on, real and virtual, decayed.
     pub rounds: f64,
@@ -192,7 +201,7 @@ pub struct DrafterLine {
 #[derive(Clone, Debug, Default)]
 pub struct Besides {
     /// Where the facts about the server come from: `proxy`, `server` or `nobody` (not known).
-    pub asked: &'static str,
+    pub facts_from: &'static str,
     /// The replica that would be chosen now, as `LABEL at URL`; `None` if there is none.
     pub replica: Option<String>,
     /// Further remarks, one sentence each.
@@ -201,7 +210,7 @@ pub struct Besides {
 
 /// Looks up the present measurements for a session with this ruling, at this effective temperature,
 /// with a prompt of this many tokens; `None` where there are none, as without a running proxy.
-pub type AskNow<'a> = &'a dyn Fn(&Ruling, f64, usize) -> Option<Now>;
+pub type Measure<'a> = &'a dyn Fn(&Ruling, f64, usize) -> Option<Now>;
 
 /// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: reason of
 /// the gate that is closed now for a session with this ruling, `None` if none is. `now`: a running
@@ -211,7 +220,7 @@ pub fn explain(
     parameters: &[openai::Finding],
     besides: Besides,
     closed: impl Fn(&Ruling) -> Option<PlainReason>,
-    now: AskNow<'_>,
+    now: Measure<'_>,
 ) -> Explanation {
     let decision = decide::explain(facts);
     let request = facts.body.known().and_then(Body::request);
@@ -240,10 +249,12 @@ pub fn explain(
         reason: reason.map(ToOwned::to_owned),
         words,
         notes: besides.notes,
-        asked: besides.asked.to_owned(),
-        route: facts.head.route.name().to_owned(),
-        model: request.map(|request| request.model.clone()).filter(|model| !model.is_empty()),
-        tenant: facts.head.tenant.map(ToOwned::to_owned),
+        facts_from: besides.facts_from.to_owned(),
+        request: RequestLine {
+            route: facts.head.route.name().to_owned(),
+            model: request.map(|request| request.model.clone()).filter(|model| !model.is_empty()),
+            tenant: facts.head.tenant.map(ToOwned::to_owned),
+        },
         backend: backend.map(ToOwned::to_owned),
         replica: besides.replica,
         temperature: decision.temperature.known(),
@@ -267,14 +278,14 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
     let loads = tolerance.load.iter().map(|point| point.0).chain([0.0, 1.0]);
     let all: Vec<f64> = loads.map(|load| tolerance.at(temperature, load)).collect();
     let between = (all.iter().copied().fold(1.0, f64::min), all.iter().copied().fold(0.0, f64::max));
-    let told = [VerifyMethod::Tree, VerifyMethod::Score];
+    let reporting = [VerifyMethod::Tree, VerifyMethod::Score];
     let exact = match rule {
         Rule::Exact => Some("the rule is exact"),
         _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
         _ if ruling.sampling.grammar.is_some() => Some("a grammar binds the output"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
         _ if between.1 <= 0.0 => Some("the tolerance is 0 at this temperature"),
-        _ if !ruling.rules.methods.iter().any(|method| told.contains(method)) => {
+        _ if !ruling.rules.methods.iter().any(|method| reporting.contains(method)) => {
             Some("no verification method of this server reports probabilities")
         }
         _ => None,
@@ -328,11 +339,10 @@ fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, S
     })
 }
 
-/// The passthrough reason in words: those of the last step that reports this reason, else the
-/// reason's own.
+/// The passthrough reason in words: those of the last step that reports this reason, else the reason's.
 fn passthrough(reason: PassthroughReason, findings: &[Finding]) -> String {
-    let told = findings.iter().rev().find(|finding| finding.result == StepResult::Passthrough(reason));
-    let words = told.map_or(reason.words(), |finding| finding.words.as_str());
+    let found = findings.iter().rev().find(|finding| finding.result == StepResult::Passthrough(reason));
+    let words = found.map_or(reason.words(), |finding| finding.words.as_str());
     if words.starts_with("because") {
         format!("passed through unchanged {words}")
     } else {
@@ -437,17 +447,17 @@ fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
     let proposes =
         facts.server.known().and_then(ServerState::server).map(|server| server.engine.proposes > 0);
     let parts = parts(&policy.drafters, proposes, facts.models);
-    let several = parts.iter().filter(|part| matches!(part, Part::ModelDrafter(..))).count() > 1;
-    let line = |(drafter, part): (&Drafter, Part<'_>)| {
+    let several = parts.iter().filter(|part| matches!(part, DrafterPart::ModelDrafter(..))).count() > 1;
+    let line = |(drafter, part): (&Drafter, DrafterPart<'_>)| {
         let (drafts, why) = match part {
-            Part::Inline(_) => (Some(true), None),
-            Part::ModelDrafter(_, translation_mode) => {
+            DrafterPart::Inline(_) => (Some(true), None),
+            DrafterPart::ModelDrafter(_, translation_mode) => {
                 let words = translation_mode.words().into_iter().chain(several.then_some(SEVERAL));
                 let words = words.collect::<Vec<_>>().join("; ");
                 (Some(true), Some(words).filter(|words| !words.is_empty()))
             }
-            Part::Absent(why) => (Some(false), Some(why.into_owned())),
-            Part::Unknown(why) => (None, Some(why.to_owned())),
+            DrafterPart::Absent(why) => (Some(false), Some(why.into_owned())),
+            DrafterPart::Unknown(why) => (None, Some(why.to_owned())),
         };
         let drafter = match drafter {
             Drafter::Model { model, .. } => format!("{} {model}", drafter.kind()),

@@ -95,7 +95,7 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// Reads the header's values: there are several if a proxy in front of this one adds its own,
+    /// Reads the header's values: there are several if a proxy in front of this one adds another,
     /// and the strictest counts. Pass none if clients may not use the header.
     pub fn read<'a>(values: impl IntoIterator<Item = &'a HeaderValue>) -> Self {
         let mut strictest = None;

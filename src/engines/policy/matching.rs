@@ -101,21 +101,21 @@ fn to_one_of<T: AsRef<str>>(values: impl IntoIterator<Item = T>) -> String {
 impl Match {
     /// True if requests to this backend can match.
     pub fn has_backend(&self, name: &str) -> bool {
-        glob_holds(self.backends.as_deref(), name)
+        glob_matches(self.backends.as_deref(), name)
     }
 
     /// True if every condition holds for this request.
-    pub fn holds(&self, subject: &Subject<'_>) -> Fact<bool> {
-        let known = glob_holds(self.models.as_deref(), subject.model)
-            && glob_holds(self.backends.as_deref(), subject.backend)
-            && self.tenant_holds(subject.tenant)
+    pub fn matches(&self, subject: &Subject<'_>) -> Fact<bool> {
+        let known = glob_matches(self.models.as_deref(), subject.model)
+            && glob_matches(self.backends.as_deref(), subject.backend)
+            && self.tenant_matches(subject.tenant)
             && self.routes.as_ref().is_none_or(|routes| routes.contains(&subject.api))
             && self.prompt_tokens.contains(subject.prompt_tokens as f64)
-            && self.headers.iter().all(|(name, wanted)| header_holds(subject.headers, name, wanted));
+            && self.headers.iter().all(|(name, wanted)| header_matches(subject.headers, name, wanted));
         if !known {
             return Fact::Known(false);
         }
-        self.temperature_holds(subject.temperature)
+        self.temperature_matches(subject.temperature)
     }
 
     /// Every condition that does not hold or is not known to hold.
@@ -133,13 +133,16 @@ impl Match {
         fields.into_iter().flatten().chain(headers).collect()
     }
 
-    fn tenant_holds(&self, tenant: Option<&str>) -> bool {
+    fn tenant_matches(&self, tenant: Option<&str>) -> bool {
         let Some(wanted) = &self.tenants else { return true };
         tenant.is_some_and(|tenant| wanted.iter().any(|wanted| wanted == tenant))
     }
 
     fn tenant_mismatch(&self, tenant: Option<&str>) -> Option<Mismatch> {
-        let wanted = self.tenants.as_ref().filter(|_| !self.tenant_holds(tenant))?;
+        if self.tenant_matches(tenant) {
+            return None;
+        }
+        let wanted = self.tenants.as_ref()?;
         let got = tenant.unwrap_or("none").to_owned();
         Some(Mismatch { field: "tenant".to_owned(), wanted: to_one_of(wanted), got: Ok(got) })
     }
@@ -151,7 +154,7 @@ impl Match {
     }
 
     /// Without bounds every temperature matches, even an unknown one.
-    fn temperature_holds(&self, temperature: Fact<f64>) -> Fact<bool> {
+    fn temperature_matches(&self, temperature: Fact<f64>) -> Fact<bool> {
         match temperature {
             _ if self.temperature == Bounds::default() => Fact::Known(true),
             Fact::Known(temperature) => Fact::Known(self.temperature.contains(temperature)),
@@ -160,7 +163,7 @@ impl Match {
     }
 
     fn temperature_mismatch(&self, temperature: Fact<f64>) -> Option<Mismatch> {
-        let got = match (self.temperature_holds(temperature), temperature) {
+        let got = match (self.temperature_matches(temperature), temperature) {
             (Fact::Known(true), _) => return None,
             (_, Fact::Known(temperature)) => Ok(temperature.to_string()),
             (_, Fact::Unknown(why)) => Err(why),
@@ -178,13 +181,15 @@ impl Match {
     }
 }
 
-fn glob_holds(wanted: Option<&[Glob]>, got: &str) -> bool {
+fn glob_matches(wanted: Option<&[Glob]>, got: &str) -> bool {
     wanted.is_none_or(|globs| globs.iter().any(|glob| glob.matches(got)))
 }
 
 fn glob_mismatch(field: &'static str, wanted: Option<&[Glob]>, got: &str) -> Option<Mismatch> {
-    let globs = wanted.filter(|_| !glob_holds(wanted, got))?;
-    let wanted = to_one_of(globs.iter().map(Glob::as_str));
+    if glob_matches(wanted, got) {
+        return None;
+    }
+    let wanted = to_one_of(wanted?.iter().map(Glob::as_str));
     Some(Mismatch { field: field.to_owned(), wanted, got: Ok(got.to_owned()) })
 }
 
@@ -192,7 +197,7 @@ fn texts<'a>(headers: &'a HeaderMap, name: &str) -> impl Iterator<Item = &'a str
     headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
 }
 
-fn header_holds(headers: &HeaderMap, name: &str, wanted: &[String]) -> bool {
+fn header_matches(headers: &HeaderMap, name: &str, wanted: &[String]) -> bool {
     texts(headers, name).any(|value| wanted.iter().any(|wanted| wanted == value))
 }
 
@@ -202,5 +207,5 @@ fn header_mismatch(headers: &HeaderMap, name: &str, wanted: &[String]) -> Option
         let got = if got.is_empty() { "none".to_owned() } else { got.join(", ") };
         Mismatch { field: format!("header {name}"), wanted: to_one_of(wanted), got: Ok(got) }
     };
-    (!header_holds(headers, name, wanted)).then(mismatch)
+    (!header_matches(headers, name, wanted)).then(mismatch)
 }

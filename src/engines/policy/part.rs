@@ -39,7 +39,7 @@ impl TranslationMode {
 
 /// How a drafter takes part in a session.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part<'a> {
+pub enum DrafterPart<'a> {
     /// It drafts inside the session, from the tokens seen so far.
     Inline(LookupSpec),
     /// The drafter model of this name is queried for drafts.
@@ -54,21 +54,21 @@ pub enum Part<'a> {
 impl Drafter {
     /// How this drafter takes part; `proposes`: the server's model has a head, `None` where that is
     /// not known; `model` gives the state of a drafter model by name.
-    pub fn part(&self, proposes: Option<bool>, model: impl Fn(&str) -> ModelState) -> Part<'_> {
+    pub fn part(&self, proposes: Option<bool>, model: impl Fn(&str) -> ModelState) -> DrafterPart<'_> {
         match self {
             Self::Lookup(LookupSpec::Head) if proposes != Some(true) => match proposes {
-                Some(_) => Part::Absent(Cow::Borrowed("the server's model has no head")),
-                None => Part::Unknown("the answer depends on the server, which is not known"),
+                Some(_) => DrafterPart::Absent(Cow::Borrowed("the server's model has no head")),
+                None => DrafterPart::Unknown("the answer depends on the server, which is not known"),
             },
-            Self::Lookup(spec) => Part::Inline(spec.clone()),
+            Self::Lookup(spec) => DrafterPart::Inline(spec.clone()),
             Self::Model { model: name, vocabulary, .. } => match model(name) {
-                ModelState::Ready => Part::ModelDrafter(name, TranslationMode::Same),
+                ModelState::Ready => DrafterPart::ModelDrafter(name, TranslationMode::Same),
                 ModelState::OtherVocabulary(both) => translation_mode(*vocabulary, &both).map_or_else(
-                    |why| Part::Absent(Cow::Owned(why)),
-                    |translation_mode| Part::ModelDrafter(name, translation_mode),
+                    |why| DrafterPart::Absent(Cow::Owned(why)),
+                    |translation_mode| DrafterPart::ModelDrafter(name, translation_mode),
                 ),
-                ModelState::NotLoaded => Part::Absent(Cow::Borrowed("it is not loaded")),
-                ModelState::Unknown(why) => Part::Unknown(why),
+                ModelState::NotLoaded => DrafterPart::Absent(Cow::Borrowed("it is not loaded")),
+                ModelState::Unknown(why) => DrafterPart::Unknown(why),
             },
         }
     }
@@ -81,7 +81,7 @@ pub fn parts(
     drafters: &[Drafter],
     proposes: Option<bool>,
     model: impl Fn(&str) -> ModelState,
-) -> Vec<Part<'_>> {
+) -> Vec<DrafterPart<'_>> {
     drafters.iter().map(|drafter| drafter.part(proposes, &model)).collect()
 }
 

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::facts::Server;
-use super::part::{Part, TranslationMode};
+use super::part::{DrafterPart, TranslationMode};
 use super::{Accept, Gates, Policy};
 use crate::openai::{Control, Route, Sampling};
 use foretell_core::control::gates::{LoadGates, Signal};
@@ -38,7 +38,7 @@ pub struct Ruling {
 pub(super) struct Allowed<'a> {
     pub(super) permission: Permission,
     pub(super) methods: Vec<VerifyMethod>,
-    pub(super) parts: Vec<Part<'a>>,
+    pub(super) parts: Vec<DrafterPart<'a>>,
     pub(super) control: Option<Control>,
     pub(super) route: Route,
 }
@@ -57,7 +57,7 @@ impl Ruling {
         };
         let lookups = parts
             .iter()
-            .filter_map(|part| if let Part::Inline(spec) = part { Some(spec.clone()) } else { None });
+            .filter_map(|part| if let DrafterPart::Inline(spec) = part { Some(spec.clone()) } else { None });
         // A seeded request asks for a reproducible text, which no rule may change; a rule that
         // takes a token for another does not know a grammar, nor its log-probability.
         let exact = sampling.seed.is_some() || sampling.grammar.is_some();
@@ -86,7 +86,9 @@ impl Ruling {
             timeouts: Timeouts::default(),
         };
         let model = parts.iter().find_map(|part| match part {
-            Part::ModelDrafter(name, translation_mode) => Some(((*name).to_owned(), *translation_mode)),
+            DrafterPart::ModelDrafter(name, translation_mode) => {
+                Some(((*name).to_owned(), *translation_mode))
+            }
             _ => None,
         });
         Self {
@@ -127,11 +129,12 @@ impl LiveGates {
     /// The gates that are closed now, each evaluated independently. Arguments as in
     /// [`Self::closed`].
     pub fn all_closed(&self, healthy: bool, signal: Option<&Signal>) -> impl Iterator<Item = Gate> {
-        let load = self.load.closed(signal.filter(|_| !self.forced)).and_then(|reason| match reason {
-            PlainReason::GateStale => Some(Gate::Stale),
-            PlainReason::GateLoad => Some(Gate::Load),
-            _ => None,
-        });
+        let load =
+            self.load.closed(if self.forced { None } else { signal }).and_then(|reason| match reason {
+                PlainReason::GateStale => Some(Gate::Stale),
+                PlainReason::GateLoad => Some(Gate::Load),
+                _ => None,
+            });
         (!healthy).then_some(Gate::Health).into_iter().chain(load)
     }
 
@@ -141,6 +144,6 @@ impl LiveGates {
         if !healthy {
             return Some(PlainReason::GateHealth);
         }
-        self.load.closed(signal.filter(|_| !self.forced))
+        self.load.closed(if self.forced { None } else { signal })
     }
 }

@@ -63,7 +63,7 @@ pub struct Gamma {
 /// Limits beyond which sessions decode plainly for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gates {
-    /// Maximum requests waiting in the engine, our own not counted.
+    /// Maximum requests waiting in the engine, without Foretell's.
     pub waiting: u32,
     /// Maximum share of the engine's KV cache in use, 0 to 1.
     pub kv: f64,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::facts::{Backend, Body, Server, ServerState, Wish};
 use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
-use super::part::Part;
+use super::part::DrafterPart;
 use super::{Fact, Policy, PolicyMode, PolicySet, Subject};
 use crate::dialect::Engine;
 use crate::openai::{Control, Request, Sampling, SamplingField, control_header};
@@ -14,8 +14,8 @@ use foretell_core::words::{Mode, PassthroughReason, PlainReason, Refused, Verify
 /// Reason for ending the decision at a step.
 pub(super) enum Halt {
     Passthrough(Passthrough),
-    /// Passed through, with the server's own explanation.
-    Told(PassthroughReason, String),
+    /// Passed through, with the server's explanation.
+    RelayWithWords(PassthroughReason, String),
     NoBackend,
     Down(String),
     Unknown(&'static str),
@@ -44,7 +44,7 @@ impl Halt {
     pub(super) fn ends(&self, step: DecisionStep) -> Outcome {
         match self {
             Self::Passthrough(passthrough) => Outcome::Passthrough(passthrough.clone()),
-            Self::Told(reason, _) => Outcome::Passthrough((*reason).into()),
+            Self::RelayWithWords(reason, _) => Outcome::Passthrough((*reason).into()),
             Self::NoBackend | Self::Down(_) => Outcome::Nobody,
             Self::Unknown(why) => Outcome::Undecided(step, why),
         }
@@ -58,7 +58,7 @@ impl Halt {
             Self::Passthrough(Passthrough { reason, parameter: Some(parameter), .. }) => {
                 (StepResult::Passthrough(*reason), format!("because of {parameter}: {}", reason.words()))
             }
-            Self::Told(reason, words) => (StepResult::Passthrough(*reason), words.clone()),
+            Self::RelayWithWords(reason, words) => (StepResult::Passthrough(*reason), words.clone()),
             Self::NoBackend => (StepResult::NoBackend, "no backend is configured for the request".to_owned()),
             Self::Down(why) => (StepResult::Down, format!("no replica answers: {why}")),
             Self::Unknown(why) => (StepResult::Unknown, (*why).to_owned()),
@@ -144,7 +144,7 @@ pub(super) fn session(free: Fact<bool>) -> Result<(), Halt> {
 pub(super) fn server(state: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
     match state {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
-        Fact::Known(ServerState::Passthrough(reason, why)) => Err(Halt::Told(reason, why.to_owned())),
+        Fact::Known(ServerState::Passthrough(reason, why)) => Err(Halt::RelayWithWords(reason, why.to_owned())),
         Fact::Known(ServerState::Down(why)) => Err(Halt::Down(why.to_owned())),
         Fact::Known(ServerState::Known(server)) => match server.single {
             Fact::Known(true) => Ok(server),
@@ -173,16 +173,16 @@ pub(super) fn exact(
     if !methods.is_empty() {
         return Ok(methods);
     }
-    match sampling.left_open().filter(|_| !settled) {
-        Some(open) => Err(Refused::by(PassthroughReason::DefaultsUnknown, open.name()).into()),
-        None => Err(PassthroughReason::NoVerifyMethod.into()),
+    match sampling.first_unset() {
+        Some(open) if !settled => Err(Refused::by(PassthroughReason::DefaultsUnknown, open.name()).into()),
+        _ => Err(PassthroughReason::NoVerifyMethod.into()),
     }
 }
 
-/// Effective temperature: the client's own, else the server's default; unknown if neither is.
+/// Effective temperature: that of the client, else the server's default; unknown if neither is.
 pub(super) fn temperature(request: Option<&Request>, sampling: Option<&Sampling>) -> Fact<f64> {
-    let own = request.filter(|request| request.sampling.set_by_client.has(SamplingField::Temperature));
-    match sampling.or(own.map(|request| &request.sampling)) {
+    let setting = request.filter(|request| request.sampling.set_by_client.has(SamplingField::Temperature));
+    match sampling.or(setting.map(|request| &request.sampling)) {
         Some(sampling) => Fact::Known(sampling.temperature),
         None => Fact::Unknown("the request leaves it to the server's default"),
     }
@@ -262,12 +262,13 @@ pub(super) fn say_methods(methods: &[VerifyMethod]) -> (StepResult, String) {
     passed(names(methods))
 }
 
-pub(super) fn say_parts(parts: &[Part<'_>]) -> (StepResult, String) {
-    let drafts = |part: &Part<'_>| matches!(part, Part::Inline(_) | Part::ModelDrafter(..));
+pub(super) fn say_parts(parts: &[DrafterPart<'_>]) -> (StepResult, String) {
+    let drafts =
+        |part: &DrafterPart<'_>| matches!(part, DrafterPart::Inline(_) | DrafterPart::ModelDrafter(..));
     if parts.iter().any(drafts) {
         return passed("at least one drafter of the policy is available");
     }
-    match parts.iter().find_map(|part| if let Part::Unknown(why) = part { Some(*why) } else { None }) {
+    match parts.iter().find_map(|part| if let DrafterPart::Unknown(why) = part { Some(*why) } else { None }) {
         Some(why) => (StepResult::Unknown, why.to_owned()),
         None => (StepResult::Plain(PlainReason::NoDraft), "no drafter of the policy is available".to_owned()),
     }

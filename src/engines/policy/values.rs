@@ -23,8 +23,8 @@ impl Glob {
         !self.0.contains(['*', '?'])
     }
 
-    /// True if the whole of `text` matches. Backtracking returns to the last `*` only, so the time
-    /// is at most the product of both lengths.
+    /// True if all of `text` matches. Backtracking returns to the last `*` only, so the time is at
+    /// most the product of both lengths.
     pub fn matches(&self, text: &str) -> bool {
         let pattern: Vec<char> = self.0.chars().collect();
         let text: Vec<char> = text.chars().collect();

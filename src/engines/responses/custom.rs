@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 /// Beginning of the arguments before the text.
 const BEFORE: [&str; 4] = ["{", "\"input\"", ":", "\""];
 
-/// True if the input of such a tool is bound by no grammar.
+/// True if the input of such a tool has no grammar.
 pub(super) fn is_free(tool: &Value) -> bool {
     let format = tool.get("format").filter(|format| !format.is_null());
     format.is_none_or(|format| format.get("type").is_some_and(|kind| kind == "text"))
@@ -77,12 +77,12 @@ impl Growing {
         piece
     }
 
-    /// The whole input at the end, and what is missing of it. A text that was cut short ends where
-    /// it was cut.
+    /// The complete input at the end, and what is missing of it. A text that was cut short ends
+    /// where it was cut.
     pub fn end(&mut self, arguments: &str) -> (String, String) {
-        let whole = input(arguments);
-        match whole.strip_prefix(self.text.as_str()) {
-            Some(missing) => (whole.clone(), missing.to_owned()),
+        let complete = input(arguments);
+        match complete.strip_prefix(self.text.as_str()) {
+            Some(missing) => (complete.clone(), missing.to_owned()),
             None => (std::mem::take(&mut self.text), String::new()),
         }
     }
@@ -140,9 +140,9 @@ mod tests {
         let (mut growing, mut pieces) = (Growing::default(), Vec::new());
         let ends = arguments.char_indices().map(|(at, c)| at + c.len_utf8());
         pieces.extend(ends.map(|end| growing.push(&arguments[..end])));
-        let (whole, missing) = growing.end(arguments);
+        let (complete, missing) = growing.end(arguments);
         pieces.push(missing);
-        (pieces.into_iter().filter(|piece| !piece.is_empty()).collect(), whole)
+        (pieces.into_iter().filter(|piece| !piece.is_empty()).collect(), complete)
     }
 
     #[rstest::rstest]
@@ -159,8 +159,8 @@ mod tests {
         #[case] wanted: &str,
         #[case] count: usize,
     ) {
-        let (pieces, whole) = grown(arguments);
-        assert_eq!((pieces.concat().as_str(), whole.as_str(), pieces.len()), (wanted, wanted, count));
+        let (pieces, complete) = grown(arguments);
+        assert_eq!((pieces.concat().as_str(), complete.as_str(), pieces.len()), (wanted, wanted, count));
     }
 
     #[test]

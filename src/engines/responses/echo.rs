@@ -1,4 +1,4 @@
-//! What an answer repeats of its request, and the response object that is made of it.
+//! The members of a request that its answer repeats, and the response object made of them.
 
 use serde_json::{Map, Value, json};
 
@@ -9,8 +9,8 @@ use crate::translation::{broken_off, set};
 /// runs, or about reasoning that only its author can read.
 pub(super) const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Members of a response in vLLM's order. Most are the request's own; null where the server's
-/// default, which nobody tells, holds.
+/// Members of a response in vLLM's order. Most are members of the request; null where the server's
+/// default applies, which is not known.
 const MEMBERS: [&str; 28] = [
     "id",
     "created_at",

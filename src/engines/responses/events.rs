@@ -1,5 +1,5 @@
 //! The parts of a chat's stream as the events of a response: a response is a list of items, each
-//! begun and ended by events of its own.
+//! begun and ended by separate events.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::custom::Growing;
 use super::echo::{Echo, ResponseStatus};
 use super::error_words;
 use super::item::{ItemKind, item, logprobs, streamed_logprobs};
-use crate::translation::{self, End, Part, Stream, digits, set, write};
+use crate::translation::{self, AnswerPart, End, Stream, digits, set, write};
 
 #[derive(Debug)]
 pub struct Events {
@@ -35,7 +35,7 @@ impl Events {
         self.output.len() as u64
     }
 
-    fn kind_and_id(&self, part: &Part) -> (ItemKind, String) {
+    fn kind_and_id(&self, part: &AnswerPart) -> (ItemKind, String) {
         let kind = ItemKind::of(part, &self.echo);
         (kind, kind.id(self.seed, self.number()))
     }
@@ -76,24 +76,24 @@ impl Events {
     }
 
     /// Writes the events that end the text of an item, and returns the text.
-    fn close_text(&mut self, part: &Part, id: &str, text: &str, out: &mut Vec<u8>) -> String {
+    fn close_text(&mut self, part: &AnswerPart, id: &str, text: &str, out: &mut Vec<u8>) -> String {
         match part {
-            Part::Reasoning => {
+            AnswerPart::Reasoning => {
                 let members = json!({ "content_index": 0, "item_id": id, "text": text });
                 self.of_item("reasoning_text.done", members, out);
             }
-            Part::Text => {
+            AnswerPart::Text => {
                 let members = json!({ "content_index": 0, "item_id": id, "logprobs": [], "text": text });
                 self.of_item("output_text.done", members, out);
             }
-            Part::Call(call) if self.echo.is_custom(&call.name) => {
+            AnswerPart::Call(call) if self.echo.is_custom(&call.name) => {
                 let (input, missing) = std::mem::take(&mut self.input).end(text);
                 self.input_delta(id, &missing, out);
                 let members = json!({ "input": input, "item_id": id });
                 self.of_item("custom_tool_call_input.done", members, out);
                 return input;
             }
-            Part::Call(call) => {
+            AnswerPart::Call(call) => {
                 let members = json!({ "arguments": text, "item_id": id, "name": call.name });
                 self.of_item("function_call_arguments.done", members, out);
             }
@@ -114,7 +114,7 @@ impl translation::Events for Events {
         self.started(chunk, out);
     }
 
-    fn open(&mut self, part: &Part, out: &mut Vec<u8>) {
+    fn open(&mut self, part: &AnswerPart, out: &mut Vec<u8>) {
         let (kind, id) = self.kind_and_id(part);
         let item = item(part, kind, &id, "", &[], ResponseStatus::InProgress.name());
         self.of_item("output_item.added", json!({ "item": item }), out);
@@ -124,7 +124,7 @@ impl translation::Events for Events {
         }
     }
 
-    fn piece(&mut self, part: &Part, piece: &str, text: &str, rows: &[Value], out: &mut Vec<u8>) {
+    fn piece(&mut self, part: &AnswerPart, piece: &str, text: &str, rows: &[Value], out: &mut Vec<u8>) {
         let (kind, id) = self.kind_and_id(part);
         match kind {
             ItemKind::Reasoning => {
@@ -148,7 +148,7 @@ impl translation::Events for Events {
         }
     }
 
-    fn close(&mut self, part: &Part, text: &str, finish: Option<&str>, out: &mut Vec<u8>) {
+    fn close(&mut self, part: &AnswerPart, text: &str, finish: Option<&str>, out: &mut Vec<u8>) {
         let (kind, id) = self.kind_and_id(part);
         let text = self.close_text(part, &id, text, out);
         let rows = logprobs(&std::mem::take(&mut self.logprobs));

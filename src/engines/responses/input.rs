@@ -41,14 +41,14 @@ pub(super) fn messages(
     Ok(Messages { chat, continues: items.last().is_some_and(is_partial) })
 }
 
-/// True for an item of the assistant's that is not whole.
+/// True for an incomplete item of the assistant.
 fn is_partial(item: &Value) -> bool {
     let text = |name: &str| item.get(name).and_then(Value::as_str);
-    let own = match text("type") {
+    let is_assistant = match text("type") {
         None | Some("message") => text("role") == Some("assistant"),
         kind => kind == Some("reasoning"),
     };
-    own && matches!(text("status"), Some("in_progress" | "incomplete"))
+    is_assistant && matches!(text("status"), Some("in_progress" | "incomplete"))
 }
 
 struct Turns {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::custom::Growing;
 use super::echo::Echo;
-use crate::translation::{Part, digits, set};
+use crate::translation::{AnswerPart, digits, set};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ItemKind {
@@ -15,12 +15,12 @@ pub(super) enum ItemKind {
 }
 
 impl ItemKind {
-    pub fn of(part: &Part, echo: &Echo) -> Self {
+    pub fn of(part: &AnswerPart, echo: &Echo) -> Self {
         match part {
-            Part::Reasoning => Self::Reasoning,
-            Part::Text => Self::Message,
-            Part::Call(call) if echo.is_custom(&call.name) => Self::Custom,
-            Part::Call(_) => Self::Function,
+            AnswerPart::Reasoning => Self::Reasoning,
+            AnswerPart::Text => Self::Message,
+            AnswerPart::Call(call) if echo.is_custom(&call.name) => Self::Custom,
+            AnswerPart::Call(_) => Self::Function,
         }
     }
 
@@ -58,19 +58,19 @@ impl ItemKind {
 
 /// An item; without a text, as it begins. `text` of a call is its arguments, or its input.
 pub(super) fn item(
-    part: &Part,
+    part: &AnswerPart,
     kind: ItemKind,
     id: &str,
     text: &str,
     logprobs: &[Value],
     status: &str,
 ) -> Value {
-    let content = kind.content(text, logprobs).filter(|_| !text.is_empty());
+    let content = if text.is_empty() { None } else { kind.content(text, logprobs) };
     let content = content.map(|content| json!([content]));
     let mut item = Map::new();
     let mut put = |name: &str, value: Value| set(&mut item, name, value);
     match part {
-        Part::Reasoning => {
+        AnswerPart::Reasoning => {
             put("id", json!(id));
             put("summary", json!([]));
             put("type", json!("reasoning"));
@@ -79,21 +79,21 @@ pub(super) fn item(
             }
             put("status", json!(status));
         }
-        Part::Text => {
+        AnswerPart::Text => {
             put("id", json!(id));
             put("content", content.unwrap_or_else(|| json!([])));
             put("role", json!("assistant"));
             put("status", json!(status));
             put("type", json!("message"));
         }
-        Part::Call(call) if kind == ItemKind::Custom => {
+        AnswerPart::Call(call) if kind == ItemKind::Custom => {
             put("call_id", json!(call.id));
             put("input", json!(text));
             put("name", json!(call.name));
             put("type", json!("custom_tool_call"));
             put("id", json!(id));
         }
-        Part::Call(call) => {
+        AnswerPart::Call(call) => {
             put("arguments", json!(text));
             put("call_id", json!(call.id));
             put("name", json!(call.name));
@@ -116,7 +116,7 @@ pub(super) fn text_of(kind: ItemKind, text: String) -> String {
     input.end(&text).0
 }
 
-/// Log-probabilities as a whole item has them.
+/// Log-probabilities as a complete item has them.
 pub(super) fn logprobs(chat: &[Value]) -> Vec<Value> {
     chat.iter().map(|row| row_of(row, &["token", "bytes", "logprob"])).collect()
 }
@@ -127,12 +127,12 @@ pub(super) fn streamed_logprobs(chat: &[Value]) -> Vec<Value> {
 }
 
 fn row_of(row: &Value, names: &[&str]) -> Value {
-    let kept = |row: &Value| -> Map<String, Value> {
+    let selected = |row: &Value| -> Map<String, Value> {
         names.iter().map(|name| ((*name).to_owned(), row.get(*name).cloned().unwrap_or_default())).collect()
     };
-    let mut made = kept(row);
+    let mut made = selected(row);
     let top = row.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();
-    set(&mut made, "top_logprobs", top.map(|row| Value::Object(kept(row))).collect());
+    set(&mut made, "top_logprobs", top.map(|row| Value::Object(selected(row))).collect());
     Value::Object(made)
 }
 

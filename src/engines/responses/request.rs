@@ -37,7 +37,7 @@ const SAME: [&str; 26] = [
     "watermarking",
     "vllm_xargs",
 ];
-/// Members without bearing on the answer of an engine of one's own.
+/// Members that do not change the answer of a self-hosted engine.
 const IGNORED: [&str; 10] = [
     "client_metadata",
     "max_tool_calls",
@@ -124,8 +124,8 @@ fn tools(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslate
         let function = match text("type") {
             Some("function") => {
                 let members = tool.as_object().into_iter().flatten();
-                let kept = members.filter(|(name, value)| *name != "type" && !value.is_null());
-                kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+                let members_of_function = members.filter(|(name, value)| *name != "type" && !value.is_null());
+                members_of_function.map(|(name, value)| (name.clone(), value.clone())).collect()
             }
             Some("custom") if custom::is_free(tool) => custom::function(tool),
             Some("custom") => return passed(PassthroughReason::Tools, format!("{path}.format")),
@@ -172,7 +172,7 @@ fn choice_of_tools(chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     }
 }
 
-/// `text.format`; engines of one's own do not know `text.verbosity`.
+/// `text.format`; self-hosted engines do not know `text.verbosity`.
 fn text(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let Some(format) = value.get("format").filter(|format| !format.is_null()) else { return Ok(()) };
     let response_format = match format.get("type").and_then(Value::as_str) {
@@ -189,7 +189,7 @@ fn text(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated
     Ok(())
 }
 
-/// `reasoning.effort`; the request's own variables of the template win.
+/// `reasoning.effort`; the request's variables of the template win.
 fn reasoning(value: &Value, thinking: Thinking, chat: &mut Map<String, Value>) {
     let Some(effort) = value.get("effort").filter(|effort| !effort.is_null()) else { return };
     set(chat, "reasoning_effort", effort.clone());

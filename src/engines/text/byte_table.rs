@@ -37,14 +37,14 @@ impl ByteTable {
         range.and_then(|range| self.bytes.get(range)).unwrap_or_default()
     }
 
-    /// True if a token is left out of the text.
+    /// True if a token is not part of the text.
     pub(super) fn is_special(&self, id: TokenId) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
     }
 }
 
-/// The byte of each character in byte-level vocabularies: printable Latin-1 characters are their
-/// own bytes, the characters from U+0100 on are the other bytes in order.
+/// The byte of each character in byte-level vocabularies: printable Latin-1 characters stand for
+/// themselves, the characters from U+0100 on are the other bytes in order.
 fn alphabet() -> Vec<Option<u8>> {
     let mut alphabet = vec![None; 512];
     let mut next = 256;

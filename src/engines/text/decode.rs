@@ -34,18 +34,13 @@ impl Tokenizer {
     /// tokens before the output: some tokenizers write the first token of a text differently
     /// (byte-level ones do not, and ignore it).
     pub fn detokenizer(self: &Arc<Self>, context: &[TokenId], skip_special: bool) -> Detokenizer {
-        Detokenizer(match self.byte_table() {
-            Some(table) => Method::Bytes { table: Arc::clone(table), pending: Vec::new(), skip_special },
-            None => {
-                let recent = context.get(context.len().saturating_sub(CONTEXT)..).unwrap_or_default();
-                Method::Window {
-                    tokenizer: Arc::clone(self),
-                    window: recent.to_vec(),
-                    said: recent.len(),
-                    skip_special,
-                }
-            }
-        })
+        if let Some(table) = self.byte_table() {
+            let table = Arc::clone(table);
+            return Detokenizer(Method::Bytes { table, pending: Vec::new(), skip_special });
+        }
+        let window = context.get(context.len().saturating_sub(CONTEXT)..).unwrap_or_default().to_vec();
+        let (tokenizer, said) = (Arc::clone(self), window.len());
+        Detokenizer(Method::Window { tokenizer, window, said, skip_special })
     }
 }
 
@@ -148,8 +143,8 @@ impl Decode for Stepwise {
     }
 }
 
-/// Takes from `pending` the text that is final: characters, and U+FFFD for bytes that can never become
-/// one. The beginning of a character stays, at most three bytes.
+/// Takes from `pending` the text that is final: characters, and U+FFFD for bytes that can never
+/// become one. The beginning of a character stays, at most three bytes.
 fn certain(pending: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut taken = 0;

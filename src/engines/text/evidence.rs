@@ -17,8 +17,8 @@ const CONTEXT: usize = 8;
 const BROKEN: char = char::REPLACEMENT_CHARACTER;
 
 /// True if `text` may be the engine's text of `token` after `before`. `tidies`: the engine removes
-/// spaces before punctuation, as Hugging Face's own code does where the model's configuration does
-/// not forbid that.
+/// spaces before punctuation, as Hugging Face's code does where the model's configuration does not
+/// forbid that.
 pub fn may_spell(
     tokenizer: &Arc<Tokenizer>,
     before: impl DoubleEndedIterator<Item = TokenId>,

@@ -5,7 +5,7 @@
 //! which ends the process by its stack. So a value that is assigned to an attribute is copied, as
 //! plain data of limited depth and size. How deep other values may be follows from the number of
 //! brackets and the depth of recursion. Steps are limited by the engine. Not limited are the time
-//! and memory of a value that a template doubles again and again, by one short step each.
+//! and memory of a value that a template doubles repeatedly, by one short step each.
 
 use std::ops::Range;
 
@@ -80,7 +80,8 @@ fn statement(tokens: &[(Token<'_>, Range<usize>)], edits: &mut Vec<Edit>) -> Res
             let ends = |(token, _): &(Token<'_>, _)| matches!(token, Token::Assign | Token::Pipe);
             let target = tokens.split(ends).next().unwrap_or_default();
             let is_attribute = target.iter().any(|(token, _)| matches!(token, Token::Dot));
-            match tokens.get(target.len()).filter(|_| is_attribute) {
+            match tokens.get(target.len()) {
+                _ if !is_attribute => {}
                 Some((Token::Assign, assign)) => {
                     if !is_balanced(tokens.get(target.len() + 1..).unwrap_or_default()) {
                         return Err(refused(
@@ -109,9 +110,9 @@ fn is_balanced(tokens: &[(Token<'_>, Range<usize>)]) -> bool {
     let mut depth = 0_usize;
     tokens.iter().all(|(token, _)| {
         let closes = matches!(token, Token::ParenClose | Token::BracketClose | Token::BraceClose);
-        let left = depth.checked_sub(closes.into());
-        depth = left.unwrap_or(0) + usize::from(opens(token));
-        left.is_some()
+        let remaining = depth.checked_sub(closes.into());
+        depth = remaining.unwrap_or(0) + usize::from(opens(token));
+        remaining.is_some()
     }) && depth == 0
 }
 
@@ -121,12 +122,12 @@ fn is_balanced(tokens: &[(Token<'_>, Range<usize>)]) -> bool {
 /// It is nested too deep, too large, or a function.
 #[allow(clippy::needless_pass_by_value)] // the signature of a template function
 pub fn copied(value: Value) -> Result<Value, Error> {
-    Copying { left: MAX_SIZE }.copy(&value, MAX_DEPTH)
+    Copying { remaining: MAX_SIZE }.copy(&value, MAX_DEPTH)
 }
 
 struct Copying {
     /// Size that values may still have, bytes of text and 16 for each value.
-    left: usize,
+    remaining: usize,
 }
 
 impl Copying {
@@ -134,10 +135,10 @@ impl Copying {
         let Some(depth) = depth.checked_sub(1) else {
             return Err(refused("a value that is nested more than 200 levels deep"));
         };
-        let Some(left) = self.left.checked_sub(16 + value.as_str().map_or(0, str::len)) else {
+        let Some(remaining) = self.remaining.checked_sub(16 + value.as_str().map_or(0, str::len)) else {
             return Err(refused("a value of more than 16 megabytes"));
         };
-        self.left = left;
+        self.remaining = remaining;
         match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => {
                 let items = value.try_iter()?.map(|item| self.copy(&item, depth));

@@ -1,4 +1,4 @@
-//! Chat templates: messages to the text of a prompt, by the model's own Jinja template.
+//! Chat templates: messages to the text of a prompt, by the model's Jinja template.
 //!
 //! Configured as in the Python library: blocks are trimmed, `tojson` leaves text as it is, Python's
 //! string and dictionary methods work, and a template may refuse messages by `raise_exception`.
@@ -45,9 +45,9 @@ impl ChatTemplate {
         let config_path = folder.join("tokenizer_config.json");
         let config: Value = serde_json::from_slice(&read(&config_path)?)
             .map_err(|error| TextError::Template(format!("{}: {error}", config_path.display())))?;
-        let own_file = folder.join("chat_template.jinja");
-        let source = if own_file.exists() {
-            String::from_utf8_lossy(&read(&own_file)?).into_owned()
+        let separate_file = folder.join("chat_template.jinja");
+        let source = if separate_file.exists() {
+            String::from_utf8_lossy(&read(&separate_file)?).into_owned()
         } else {
             in_config(&config)
                 .ok_or_else(|| TextError::Template(format!("none in {}", folder.display())))?

@@ -132,7 +132,7 @@ impl Tokenizer {
     }
 
     /// The text of ids, with U+FFFD for bytes that are not valid UTF-8. Ids without a token are
-    /// left out, and special tokens if `skip_special`.
+    /// skipped, and special tokens if `skip_special`.
     ///
     /// # Errors
     /// The tokenizer cannot decode these ids.
@@ -155,7 +155,7 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// True if a token is special: it is left out of the text.
+    /// True if a token is special: it is not part of the text.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
@@ -184,7 +184,7 @@ impl Tokenizer {
         (0..self.end()).filter(|&id| self.is_special(id) || is_added(id)).collect()
     }
 
-    /// The tokens that were added to the model's own vocabulary (marks of a chat, of tools, of
+    /// The tokens that were added to the model's vocabulary (marks of a chat, of tools, of
     /// reasoning), in rising order.
     pub fn added(&self) -> &Arc<[TokenId]> {
         &self.added

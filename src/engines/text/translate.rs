@@ -3,16 +3,16 @@
 //!
 //! This is Universal Assisted Generation (SLEM, arXiv 2502.05202) made incremental: the two sides
 //! share the text. The generated tokens are decoded once, and only a window of the text is encoded
-//! again, because a tokenizer may split the end of a text differently once more text follows. Old
-//! and new tokens of a window are compared by their positions in the text; the old ones are
-//! replaced after the longest run that agrees.
+//! a second time, because a tokenizer may split the end of a text differently once more text
+//! follows. Old and new tokens of a window are compared by their positions in the text; the old
+//! ones are replaced after the longest run that agrees.
 //!
 //! Nothing here affects the output: the target rejects a badly translated draft.
 //!
 //! * Marks (special tokens) are matched by name, ends of a text also by role, never by their text.
 //! * A character of which the target has emitted only some bytes is not shown to the drafter; its
-//!   draft begins with the whole character, and the bytes that are emitted already are removed from
-//!   the translation.
+//!   draft begins with the complete character, and the bytes that are emitted already are removed
+//!   from the translation.
 //! * The last token of a translated draft is withheld if it might become a longer one once the
 //!   drafter continues.
 
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use super::{TextError, Tokenizer};
 use foretell_core::units::TokenId;
 
-/// Tokens at the end of a text that are encoded again when text is added to it.
+/// Tokens at the end of a text that are re-encoded when text is added to it.
 const LOOK_BEHIND: usize = 10;
 
 /// A target and a drafter with different vocabularies; shared by all sessions that translate
@@ -88,7 +88,7 @@ fn marks(
     for &id in from.added().iter() {
         let Some(name) = from.token(id) else { continue };
         let named = to.id(&name).filter(|twin| to.added().binary_search(twin).is_ok());
-        let role = || ends_there.first().copied().filter(|_| ends.contains(&id));
+        let role = || if ends.contains(&id) { ends_there.first().copied() } else { None };
         // An added token that is not special is text like any other.
         if from.is_special(id) {
             marks.insert(id, named.or_else(role));

@@ -1,8 +1,8 @@
 //! A chat's answer as parts: reasoning, texts and calls, each of which ends before the next begins,
 //! as the events of other APIs need it.
 //!
-//! Text that comes while the arguments of a call are not whole waits for them: what has ended
-//! cannot go on. A stream that fails, or ends before its `[DONE]`, never ends as a whole answer.
+//! Text that comes while the arguments of a call are incomplete waits for them: what has ended
+//! cannot go on. A stream that fails, or ends before its `[DONE]`, never ends as a complete answer.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -13,11 +13,11 @@ use crate::openai::event::{Data, error, finish_reason};
 use crate::openai::parts::REASONING;
 use crate::openai::sse::DONE;
 
-/// The fault of a stream whose calls cannot be told apart.
+/// The fault of a stream whose calls cannot be distinguished.
 const MIXED: &str = "the engine went on with a call that had ended";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum AnswerPart {
     Reasoning,
     Text,
     /// A call of a tool; its text is its arguments.
@@ -33,7 +33,7 @@ pub struct Call {
     pub name: String,
 }
 
-/// The facts that a chat's answer tells when it ends.
+/// The facts that the end of a chat's answer reports.
 #[derive(Clone, Debug, Default)]
 pub struct End {
     pub finish: String,
@@ -47,13 +47,13 @@ pub struct End {
 pub trait Events {
     /// The answer begins with this event of the chat.
     fn begin(&mut self, chunk: &Value, out: &mut Vec<u8>);
-    fn open(&mut self, part: &Part, out: &mut Vec<u8>);
+    fn open(&mut self, part: &AnswerPart, out: &mut Vec<u8>);
     /// `piece` is added to a part, and `text` is all of it by then; `logprobs` are those of the
     /// piece.
-    fn piece(&mut self, part: &Part, piece: &str, text: &str, logprobs: &[Value], out: &mut Vec<u8>);
+    fn piece(&mut self, part: &AnswerPart, piece: &str, text: &str, logprobs: &[Value], out: &mut Vec<u8>);
     /// A part ends; `finish` is the chat's reason where it is the last one.
-    fn close(&mut self, part: &Part, text: &str, finish: Option<&str>, out: &mut Vec<u8>);
-    /// The answer is whole.
+    fn close(&mut self, part: &AnswerPart, text: &str, finish: Option<&str>, out: &mut Vec<u8>);
+    /// The answer is complete.
     fn end(&mut self, end: &End, out: &mut Vec<u8>);
     /// The answer failed, with this error event of the chat; `words` where it has none.
     fn fail(&mut self, error: Option<&Value>, words: &str, out: &mut Vec<u8>);
@@ -66,7 +66,7 @@ pub struct Stream<E> {
     seed: u64,
     begun: bool,
     over: bool,
-    open: Option<(Part, String)>,
+    open: Option<(AnswerPart, String)>,
     /// Text that came while a call was open.
     pending: String,
     /// Log-probabilities of text whose characters are still to come.
@@ -146,7 +146,7 @@ impl<E: Events> Stream<E> {
             return self.fail(None, MIXED, out);
         }
         if let Some(reasoning) = reasoning(delta) {
-            self.grow(Part::Reasoning, reasoning, out);
+            self.grow(AnswerPart::Reasoning, reasoning, out);
         } else if calls(delta).next().is_none() {
             self.rows.extend_from_slice(logprobs(choice));
         }
@@ -154,7 +154,7 @@ impl<E: Events> Stream<E> {
             if self.text_waits() {
                 self.pending.push_str(content);
             } else {
-                self.grow(Part::Text, content, out);
+                self.grow(AnswerPart::Text, content, out);
             }
         }
         if !new.into_iter().all(|call| self.call(call, out)) {
@@ -164,7 +164,7 @@ impl<E: Events> Stream<E> {
 
     /// True if this is a piece of the open call.
     fn is_open(&self, call: &Value) -> bool {
-        let Some((Part::Call(open), _)) = &self.open else { return false };
+        let Some((AnswerPart::Call(open), _)) = &self.open else { return false };
         open.index == number(call) && text(call, "id").is_none_or(|id| id == open.id)
     }
 
@@ -175,13 +175,16 @@ impl<E: Events> Stream<E> {
         let id = text(call, "id");
         let Some(function) = call.get("function") else { return true };
         let open = match &self.open {
-            Some((Part::Call(open), _)) if open.index == index => Some(open),
+            Some((AnswerPart::Call(open), _)) if open.index == index => Some(open),
             _ => None,
         };
-        let named = text(function, "name")
-            .filter(|_| open.is_none_or(|open| id.is_some_and(|id| id != open.id)))
-            .map(|name| Part::Call(Call { index, id: self.id_of(id, index), name: name.to_owned() }));
-        let part = named.or_else(|| open.cloned().map(Part::Call));
+        let begins = open.is_none_or(|open| id.is_some_and(|id| id != open.id));
+        let part = match text(function, "name") {
+            Some(name) if begins => {
+                Some(AnswerPart::Call(Call { index, id: self.id_of(id, index), name: name.to_owned() }))
+            }
+            _ => open.cloned().map(AnswerPart::Call),
+        };
         match (part, text(function, "arguments")) {
             (Some(part), arguments) => self.grow(part, arguments.unwrap_or_default(), out),
             (None, arguments) => return arguments.is_none(),
@@ -196,13 +199,13 @@ impl<E: Events> Stream<E> {
     /// True if text must wait for the end of the open call.
     fn text_waits(&self) -> bool {
         match &self.open {
-            Some((Part::Call(_), arguments)) => !self.pending.is_empty() || !is_json(arguments),
+            Some((AnswerPart::Call(_), arguments)) => !self.pending.is_empty() || !is_json(arguments),
             _ => false,
         }
     }
 
     /// Adds to the part; it is opened first if another one is open.
-    fn grow(&mut self, part: Part, piece: &str, out: &mut Vec<u8>) {
+    fn grow(&mut self, part: AnswerPart, piece: &str, out: &mut Vec<u8>) {
         if self.open.as_ref().is_none_or(|(open, _)| *open != part) {
             self.close(None, out);
             self.events.open(&part, out);
@@ -211,37 +214,37 @@ impl<E: Events> Stream<E> {
         let Some((part, text)) = &mut self.open else { return };
         text.push_str(piece);
         if !piece.is_empty() {
-            let rows = if *part == Part::Text { std::mem::take(&mut self.rows) } else { Vec::new() };
+            let rows = if *part == AnswerPart::Text { std::mem::take(&mut self.rows) } else { Vec::new() };
             self.events.piece(part, piece, text, &rows, out);
         }
     }
 
-    /// Closes the open part, and sends the text that came meanwhile as one of its own.
+    /// Closes the open part, and sends the text that came meanwhile as a separate one.
     fn close(&mut self, finish: Option<&str>, out: &mut Vec<u8>) {
         let pending = std::mem::take(&mut self.pending);
         if let Some((part, text)) = self.open.take() {
-            self.events.close(&part, &text, finish.filter(|_| pending.is_empty()), out);
-            if matches!(part, Part::Call(_)) {
+            self.events.close(&part, &text, if pending.is_empty() { finish } else { None }, out);
+            if matches!(part, AnswerPart::Call(_)) {
                 self.end.arguments = Some(text);
             }
         }
         if !pending.is_empty() {
-            self.grow(Part::Text, &pending, out);
+            self.grow(AnswerPart::Text, &pending, out);
             self.close(finish, out);
         }
     }
 }
 
-/// The parts of a whole answer's message, with their texts. Ids that the engine leaves out are made
-/// from `seed`. `None` if a call is malformed.
-pub(crate) fn of_message(message: &Value, seed: u64) -> Option<Vec<(Part, String)>> {
-    let said = reasoning(message).map(|text| (Part::Reasoning, text.to_owned()));
-    let content = text(message, "content").map(|text| (Part::Text, text.to_owned()));
+/// The parts of an unstreamed answer's message, with their texts. Ids that the engine leaves out
+/// are made from `seed`. `None` if a call is malformed.
+pub(crate) fn of_message(message: &Value, seed: u64) -> Option<Vec<(AnswerPart, String)>> {
+    let said = reasoning(message).map(|text| (AnswerPart::Reasoning, text.to_owned()));
+    let content = text(message, "content").map(|text| (AnswerPart::Text, text.to_owned()));
     let mut parts: Vec<_> = said.into_iter().chain(content).collect();
     for (index, call) in (0..).zip(calls(message)) {
         let function = call.get("function")?;
         let id = text(call, "id").map_or_else(|| made_up(seed, index), ToOwned::to_owned);
-        let part = Part::Call(Call { index, id, name: text(function, "name")?.to_owned() });
+        let part = AnswerPart::Call(Call { index, id, name: text(function, "name")?.to_owned() });
         parts.push((part, text(function, "arguments").unwrap_or_default().to_owned()));
     }
     Some(parts)
@@ -262,7 +265,7 @@ pub(crate) fn stop(choice: &Value) -> Option<&Value> {
     STOPS.into_iter().find_map(|name| choice.get(name))
 }
 
-/// Words for an answer that ended for a `finish_reason` with which none is whole.
+/// Words for an answer that ended for a `finish_reason` with which none is complete.
 pub(crate) fn broken_off(finish: &str) -> String {
     format!("the engine ended its answer: {finish}")
 }
@@ -302,11 +305,11 @@ mod tests {
     #[derive(Debug, Default)]
     struct Words;
 
-    fn word(part: &Part) -> String {
+    fn word(part: &AnswerPart) -> String {
         match part {
-            Part::Reasoning => "reasoning".to_owned(),
-            Part::Text => "text".to_owned(),
-            Part::Call(call) => format!("{}:{}", call.name, call.id),
+            AnswerPart::Reasoning => "reasoning".to_owned(),
+            AnswerPart::Text => "text".to_owned(),
+            AnswerPart::Call(call) => format!("{}:{}", call.name, call.id),
         }
     }
 
@@ -315,16 +318,16 @@ mod tests {
             out.extend_from_slice(b"begin");
         }
 
-        fn open(&mut self, part: &Part, out: &mut Vec<u8>) {
+        fn open(&mut self, part: &AnswerPart, out: &mut Vec<u8>) {
             out.extend_from_slice(format!(" <{}", word(part)).as_bytes());
         }
 
-        fn piece(&mut self, _: &Part, piece: &str, text: &str, _: &[Value], out: &mut Vec<u8>) {
+        fn piece(&mut self, _: &AnswerPart, piece: &str, text: &str, _: &[Value], out: &mut Vec<u8>) {
             assert!(text.ends_with(piece));
             out.extend_from_slice(format!(" {piece}").as_bytes());
         }
 
-        fn close(&mut self, _: &Part, _: &str, finish: Option<&str>, out: &mut Vec<u8>) {
+        fn close(&mut self, _: &AnswerPart, _: &str, finish: Option<&str>, out: &mut Vec<u8>) {
             out.extend_from_slice(format!(" {}>", finish.unwrap_or_default()).as_bytes());
         }
 
@@ -419,7 +422,7 @@ mod tests {
         let made = format!("begin <f:{} {{}} stop> end:stop", made_up(3, 0));
         assert_eq!(translated(std::slice::from_ref(&nameless), Some("stop"), &["[DONE]"]), made);
         let message = json!({ "tool_calls": nameless["tool_calls"] });
-        let part = Part::Call(Call { index: 0, id: made_up(3, 0), name: "f".to_owned() });
+        let part = AnswerPart::Call(Call { index: 0, id: made_up(3, 0), name: "f".to_owned() });
         assert_eq!(of_message(&message, 3), Some(vec![(part, "{}".to_owned())]));
         let repeated = [call(0, Some("1"), "{"), call(0, Some("1"), "}")];
         assert_eq!(translated(&repeated, Some("stop"), &["[DONE]"]), "begin <f:1 { } stop> end:stop");

@@ -21,7 +21,7 @@ use crate::http::headers;
 use crate::http::listen::Peer;
 use foretell_core::words::PlainReason;
 use foretell_engines::openai::{self, Finding, Request, Route};
-use foretell_engines::policy::explain::{AskNow, Besides, Explanation};
+use foretell_engines::policy::explain::{Besides, Explanation, Measure};
 use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
 
 /// Prefix for header fields of `POST /api/explain` that the call needs for itself:
@@ -204,7 +204,7 @@ pub struct ServerFacts<'a> {
     /// The gate that is closed there now, for a session with this ruling.
     pub closed: &'a dyn Fn(&Ruling) -> Option<PlainReason>,
     /// Current figures of a running proxy for a session with this ruling.
-    pub now: AskNow<'a>,
+    pub now: Measure<'a>,
     /// Further remarks, one sentence each.
     pub notes: Vec<String>,
 }
@@ -239,7 +239,7 @@ pub fn explain(
     if let Some(doubt) = tenant::doubt(&process.tenant, question.peer, &question.headers) {
         notes.push(format!("The request is refused with 400: {}.", doubt.words()));
     }
-    let besides = Besides { asked: known.source, replica, notes };
+    let besides = Besides { facts_from: known.source, replica, notes };
     let parameters = question.body.as_ref().map_or(&[][..], Understood::parameters);
     policy::explain::explain(&facts, parameters, besides, known.closed, known.now)
 }

@@ -22,7 +22,7 @@ use crate::http::headers::is_json;
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::confirm::CallAnswer;
-use foretell_engines::dialect::probe::{Bounds, Findings, ProbeAnswer, Prober, Step, TEXT};
+use foretell_engines::dialect::probe::{Bounds, Findings, ProbeAnswer, ProbeStep, Prober, TEXT};
 use foretell_engines::dialect::{Call, Engine, RequestKind};
 use foretell_engines::openai::sse;
 use foretell_engines::text::Tokenizer;
@@ -184,10 +184,10 @@ async fn drive(
         prober.postpone(waited);
         let Some(step) = prober.next(clock.now()) else { break };
         let answer = match step {
-            Step::Round { calls, fresh } => {
+            ProbeStep::Round { calls, fresh } => {
                 tokio::time::timeout_at(until, round(replica, &calls, fresh, limits.bytes_max)).await
             }
-            Step::Plain { call, leave } => {
+            ProbeStep::Plain { call, leave } => {
                 tokio::time::timeout_at(until, plain(replica, engine, &call, leave)).await
             }
         };

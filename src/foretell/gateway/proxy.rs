@@ -372,7 +372,7 @@ impl Proxy {
             Read::Unread(body, stopped) => {
                 let why = match stopped {
                     Stopped::Limit => {
-                        admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
+                        admission.locate(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
                         passthrough(admission.ended()).unwrap_or(PassthroughReason::Body.into())
                     }
                     Stopped::Memory => early.unwrap_or(PassthroughReason::Memory.into()),
@@ -387,7 +387,7 @@ impl Proxy {
         let (why, to) = match early {
             Some(why) => (why, None),
             None if bytes.len() > self.limits.speculate_body => {
-                admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
+                admission.locate(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
                 (passthrough(admission.ended()).unwrap_or(PassthroughReason::Body.into()), None)
             }
             None => match self.judged(admission, route, &bytes) {
@@ -450,7 +450,7 @@ impl Proxy {
     ) -> Result<(Mode, OwnedSemaphorePermit), Option<Outcome>> {
         let body = policy::Body::from(judged);
         let backend = to.map(|replica| facts::backend(replica, &self.shared.modes));
-        admission.place(Fact::Known(body), Fact::Known(backend));
+        admission.locate(Fact::Known(body), Fact::Known(backend));
         if !admission.is_open() {
             return Err(admission.ended());
         }

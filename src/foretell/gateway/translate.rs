@@ -126,8 +126,8 @@ pub(crate) async fn enter(
 pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Backend> {
     let replica = fleet.would_pick(route::model_of(body).as_deref())?;
     let quirks = Dialect::named(&replica.engine()).map_or(&Quirks::COMMON, Dialect::quirks);
-    let Quirks { thinking, has_other_apis: has_api, continuous_usage, .. } = *quirks;
-    replica.translates(api).then_some(Backend { thinking, has_api, continuous_usage })
+    let Quirks { thinking, has_other_apis: has_api, usage, .. } = *quirks;
+    replica.translates(api).then_some(Backend { thinking, has_api, continuous_usage: usage.has_continuous })
 }
 
 /// The body of the chat request. `memory` covers what is read of the request.

@@ -332,10 +332,10 @@ impl Calls {
             let Ok(Ok(body)) = asked else { return Event::Doubt };
             match self.0.engine.read_prompt_answer(request, &body) {
                 Ok(PromptAnswer::Prompt(ids)) => return Event::Prompt(ids),
-                Ok(PromptAnswer::Rendered { prompt, bound }) => {
-                    return Event::Rendered { prompt, constrained: bound };
+                Ok(PromptAnswer::Rendered { prompt, has_grammar }) => {
+                    return Event::Rendered { prompt, constrained: bound: has_grammar };
                 }
-                Ok(PromptAnswer::Ask(next)) => call = next,
+                Ok(PromptAnswer::Call(next)) => call = next,
                 Err(_) => return Event::Doubt,
             }
         }
@@ -352,7 +352,7 @@ impl Calls {
         // The server takes no empty output.
         let call = self.0.engine.parts_call(request, prompt, output).filter(|_| !output.is_empty())?;
         let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
-        let mut whole = parts::read_whole(&asked.ok()?.ok()?)?;
+        let mut whole = parts::read_message(&asked.ok()?.ok()?)?;
         if request.single_call {
             // vLLM's page gives all of them (0.32).
             whole.calls.truncate(1);
@@ -397,7 +397,7 @@ impl Calls {
     async fn ask(&self, put: &Round<'_>, mut asked: VerifyRequest, round: u32) -> Result<Event, Fault> {
         let _verifying = self.0.rounds_seen.verifying(put.method.sequences(asked.nodes));
         let result = self.judged(put, &mut asked, round).await?;
-        let again = result.rows.is_empty().then(|| self.0.engine.again(put, &asked)).flatten();
+        let again = result.rows.is_empty().then(|| self.0.engine.retry(put, &asked)).flatten();
         Ok(Event::VerifyResult(match again {
             Some(mut again) => self.judged(put, &mut again, round).await?,
             None => result,
@@ -474,7 +474,7 @@ impl Calls {
         match (status, method) {
             (StatusCode::OK, Some(_)) => self.own(body),
             (StatusCode::OK, _) => Ok(body),
-            (status, Some(method)) if codec.tells_nothing(method, status.as_u16(), &body) => {
+            (status, Some(method)) if codec.is_undecided(method, status.as_u16(), &body) => {
                 Err(Missed::Undecided)
             }
             _ => Err(Missed::Fault(Fault::Verify)),

@@ -21,7 +21,7 @@ use crate::http::memory::Level;
 use crate::learning::comparison::Comparisons;
 use foretell_core::draft::{DrafterId, LookupSpec, Source};
 use foretell_core::words::Gate;
-use foretell_engines::policy::part::{ModelState, Part};
+use foretell_engines::policy::part::{DrafterPart, ModelState};
 use foretell_engines::policy::{LiveGates, Policy, PolicyMode};
 
 /// Interval between readings of the gates.
@@ -171,9 +171,9 @@ enum Drafts<'a> {
 
 fn drafters(policy: &Policy) -> Vec<Drafts<'_>> {
     let of = |part| match part {
-        Part::Inline(spec) => Some(Drafts::Lookup(LookupSpec::source(&spec))),
-        Part::ModelDrafter(name, _) => Some(Drafts::Model(name)),
-        Part::Unknown(_) | Part::Absent(_) => None,
+        DrafterPart::Inline(spec) => Some(Drafts::Lookup(LookupSpec::source(&spec))),
+        DrafterPart::ModelDrafter(name, _) => Some(Drafts::Model(name)),
+        DrafterPart::Unknown(_) | DrafterPart::Absent(_) => None,
     };
     policy.drafters.iter().filter_map(|drafter| of(drafter.part(Some(true), |_| ModelState::Ready))).collect()
 }

@@ -29,7 +29,7 @@ impl Grammar {
     /// The knowledge about a request to this server.
     pub fn of(identity: &Identity, request: &Request, traits: &AnswerTraits, now: Tick) -> Self {
         // With a first token of its own there are no tools and no parser to bring one in.
-        if request.rendered.is_empty() || identity.engine.tells_first_token(request) {
+        if request.rendered.is_empty() || identity.engine.reports_first_token(request) {
             return Self::None;
         }
         // An answer holds until the server restarts, which has to be seen; the restart of another

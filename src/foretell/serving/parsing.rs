@@ -106,8 +106,8 @@ pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
 pub(super) fn step(identity: &Identity, parsed: bool) -> DecodeStep {
     match identity.engine.broken_end {
         _ if parsed && identity.engine.parsers.read_tokens() => DecodeStep::Character,
-        BrokenEnd::LeftOut => DecodeStep::Broken,
-        BrokenEnd::Sent | BrokenEnd::LeftOutOfStreams => DecodeStep::Token,
+        BrokenEnd::Omitted => DecodeStep::Broken,
+        BrokenEnd::Sent | BrokenEnd::OmittedInStreams => DecodeStep::Token,
     }
 }
 

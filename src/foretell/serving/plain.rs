@@ -97,9 +97,9 @@ impl PlainStream {
         Form { whole, parsed, longest }: Form,
         renamed: Option<(String, String)>,
     ) -> Self {
-        let owed = whole && !parsed && engine.broken_end == BrokenEnd::LeftOutOfStreams;
+        let owed = whole && !parsed && engine.broken_end == BrokenEnd::OmittedInStreams;
         let plain_stream = Self::new(id, engine, RequestKind::First, State::Reading(body));
-        let decoder = if whole { sse::Decoder::new(longest) } else { sse::Decoder::keeping(longest) };
+        let decoder = if whole { sse::Decoder::new(longest) } else { sse::Decoder::storing(longest) };
         Self { decoder, owed, renamed, ..plain_stream }
     }
 
@@ -337,7 +337,7 @@ impl PlainStream {
     fn too_long(&mut self, error: sse::TooLong) -> PlainEvent {
         let begun = self.decoder.unfinished();
         self.pass(begun, &Value::Null);
-        self.decoder = sse::Decoder::keeping(error.limit);
+        self.decoder = sse::Decoder::storing(error.limit);
         self.unreadable(error.to_string())
     }
 

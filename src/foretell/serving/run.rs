@@ -135,7 +135,7 @@ impl Run {
         if let Some(reason) = self.plan.rules.permission.never() {
             return self.pass(exchange, reason).await;
         }
-        if self.plan.identity.engine.tells_first_token(&exchange.request) {
+        if self.plan.identity.engine.reports_first_token(&exchange.request) {
             return Box::pin(self.begin_with_first_token(exchange)).await;
         }
         let calls = Calls::new(&self, &exchange);
@@ -367,8 +367,8 @@ impl Run {
             limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
             ending: Ending {
                 stop: request.stop.clone(),
-                stop_order: engine.dialect.quirks().stop_order,
-                stop_buffer: engine.dialect.quirks().stop_hold,
+                stop_order: engine.dialect.quirks().stops.order,
+                stop_buffer: engine.dialect.quirks().stops.hold,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
                 eos: engine.eos.clone(),
@@ -398,7 +398,7 @@ impl Run {
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
         // The parts of an output are compared with those of the server's stream.
         let step = parsing::step(&self.plan.identity, self.plan.parses);
-        if self.plan.identity.engine.broken_end.is_left_out(request.stream || self.plan.parses) {
+        if self.plan.identity.engine.broken_end.is_omitted(request.stream || self.plan.parses) {
             Box::new(Stepwise::new(decoder, step))
         } else {
             Box::new(decoder)

@@ -176,7 +176,7 @@ impl SessionLoop {
             parses: run.plan.parses,
             marks: is_read.then(|| Arc::clone(&run.plan.identity.tokenizer)),
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
-            uncounted: prompt_ids_call.is_some() || quirks.usage_runs,
+            uncounted: prompt_ids_call.is_some() || quirks.usage.runs,
             drafting: run.drafting,
             answer_traits: run.answer_traits,
             remembering: run.remembering,

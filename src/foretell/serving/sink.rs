@@ -138,7 +138,7 @@ impl Sink {
         let quirks = engine.dialect.quirks();
         let own = engine.additive(request);
         let runs =
-            request.stream && request.continuous_usage && (request.include_usage || quirks.usage_runs_alone);
+            request.stream && request.continuous_usage && (request.include_usage || quirks.usage.runs_alone);
         let additive = Additive { usage: own.usage && !runs, ..own };
         Self {
             route: request.route,
@@ -149,7 +149,7 @@ impl Sink {
             trim: Trim {
                 additive,
                 include_usage: request.include_usage,
-                usage_at_end: quirks.unasked_usage == Some(request.route),
+                usage_at_end: quirks.usage.unrequested == Some(request.route),
                 at_end: quirks.time_report,
                 hollow: quirks.hollow_deltas,
             },
@@ -360,10 +360,10 @@ impl Sink {
         let quirks = self.dialect.quirks();
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
-        if let Some(name) = named.or(quirks.stop_field) {
+        if let Some(name) = named.or(quirks.stops.field) {
             let own = self.own.as_ref().and_then(|own| own.stop.clone());
             let names = |token| self.answer_traits.names_end(token).filter(|_| !self.ignores_eos);
-            let stop = own.unwrap_or_else(|| end.stop(names, quirks.stop_field_names_end));
+            let stop = own.unwrap_or_else(|| end.stop(names, quirks.stops.field_names_end));
             choice.insert(name.to_owned(), stop);
         }
     }
@@ -452,7 +452,7 @@ impl Sink {
         let Some(parts) = &self.parts else {
             return Some(template.chunk(&delta.parsed.text, &delta.tokens, finish));
         };
-        let shows = finish.is_some() || template.keeps_token_ids() || !delta.parsed.is_empty();
+        let shows = finish.is_some() || template.shows_token_ids() || !delta.parsed.is_empty();
         shows.then(|| template.delta(parts.delta(&delta.parsed), &delta.tokens, finish))
     }
 
@@ -520,7 +520,7 @@ impl Sink {
     /// The event with the usage of a stream, if the client asked for it.
     async fn finish_usage(&self, end: &End, told: &Finished) -> Result<(), Gone> {
         let Some(template) = self.template.as_ref().filter(|_| self.tells_usage()) else { return Ok(()) };
-        let bare = self.dialect.quirks().bare_usage.contains(&self.route);
+        let bare = self.dialect.quirks().usage.bare.contains(&self.route);
         let mut chunk = template.usage_chunk(end::shown(self.usage(end, told), bare));
         self.write_time_report(&mut chunk);
         self.say_fingerprint(&mut chunk);
@@ -528,7 +528,7 @@ impl Sink {
     }
 
     fn tells_usage(&self) -> bool {
-        let told = self.dialect.quirks().no_usage_event != Some(self.route);
+        let told = self.dialect.quirks().usage.no_event != Some(self.route);
         told && self.asks_usage()
     }
 
@@ -543,7 +543,7 @@ impl Sink {
 
     fn whole_answer(&mut self, end: &End, told: &Finished) -> Option<Value> {
         let Shape::Whole { text, tokens, more, parts, .. } = &self.shape else { return None };
-        let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
+        let mut answer = self.template.as_ref()?.unstreamed(text, tokens, end.finish, self.usage(end, told));
         self.say_fingerprint(&mut answer);
         fill(&mut answer, &self.last);
         if let (Some(own), Some(choice)) =

@@ -104,7 +104,7 @@ fn engine(methods: &[VerifyMethod], context: usize) -> Engine {
         defaults: Some(Defaults::OPENAI),
         context: Some(context),
         noise: Noise::Position,
-        tells_cached: true,
+        reports_cached: true,
         // The special tokens are known; vLLM's scores are read only then.
         special: vec![0],
         may_end: vec![0],

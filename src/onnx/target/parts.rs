@@ -98,7 +98,7 @@ impl Parsing {
         let tokenizer = self.words.tokenizer().ok_or(Unsure);
         let answer = tokenizer.and_then(|tokenizer| {
             parse::with_vocabulary(tokenizer, |vocabulary| {
-                self.parsers.whole(&options.request(prompt), vocabulary, &texts)
+                self.parsers.unstreamed(&options.request(prompt), vocabulary, &texts)
             })
         });
         answer.or_else(|_| self.joined(options, prompt, &texts)).unwrap_or_default()

@@ -116,7 +116,7 @@ impl Choice {
 /// The message of an answer with parts that is not streamed.
 pub(super) fn message(answer: &ParsedMessage, id: impl FnMut() -> String) -> Map<String, Value> {
     let mut message = Map::from_iter([("role".to_owned(), "assistant".into())]);
-    parts::write_whole(&mut message, answer, REASONING, id);
+    parts::write_message(&mut message, answer, REASONING, id);
     message
 }
 

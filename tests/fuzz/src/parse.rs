@@ -89,7 +89,7 @@ pub fn run(input: &[u8]) {
         assert_within(&straight.reasoning, &text);
         assert_within(&straight.text, &text);
     }
-    if let Ok(whole) = parsers.whole(&request, &vocabulary, &tokens) {
+    if let Ok(whole) = parsers.unstreamed(&request, &vocabulary, &tokens) {
         assert_within(whole.reasoning.as_deref().unwrap_or(""), &text);
         assert_within(whole.content.as_deref().unwrap_or(""), &text);
         assert!(request.may_call || whole.calls.is_empty(), "a call where none may be");

@@ -32,7 +32,7 @@ pub fn run(input: &[u8]) {
         block: 16,
         lanes: Some(8),
         context: Some(2048),
-        tells_cached: input.one(&[false, true]),
+        reports_cached: input.one(&[false, true]),
         special: vec![0],
         ..Engine::new(dialect, "m", "1.0")
     };
@@ -89,7 +89,7 @@ fn answers(engine: &Engine, round: &Round<'_>, bodies: &[Vec<u8>]) {
     assert!(result.rows.len() <= asked.nodes + 1, "{} rows for {} nodes", result.rows.len(), asked.nodes);
     result.rows.iter().for_each(sound);
     judged(round, &result);
-    if let Some(again) = engine.again(round, &asked) {
+    if let Some(again) = engine.retry(round, &asked) {
         assert!(again.nodes <= asked.nodes);
         let _ = engine.result(round, &again, &bodies);
     }
@@ -136,14 +136,14 @@ fn judged(round: &Round<'_>, result: &VerifyResult) {
 fn check_concurrent(engine: &Engine, round: &Round<'_>, body: &[u8]) {
     let codec = engine.dialect.codec();
     for route in [Route::Completions, Route::Chat] {
-        if let Ok(PromptAnswer::Ask(call)) = engine.read_prompt_answer(&request(route), body) {
+        if let Ok(PromptAnswer::Call(call)) = engine.read_prompt_answer(&request(route), body) {
             assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
         }
     }
     let _ = codec.rows(round.context.len(), body);
     let _ = codec.tokens(body);
     for status in [200, 400, 500] {
-        let _ = codec.tells_nothing(round.method, status, body);
+        let _ = codec.is_undecided(round.method, status, body);
     }
 }
 

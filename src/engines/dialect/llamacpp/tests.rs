@@ -287,7 +287,7 @@ fn the_prompt_is_found_by_template_and_tokenizer() {
     assert_eq!(first.path, "/apply-template");
     let next = LlamaCpp.read_prompt_answer(&engine(), &chat, br#"{"prompt":"<|user|>x"}"#).unwrap();
     let body = br#"{"content":"<|user|>x","add_special":true,"parse_special":true}"#.to_vec();
-    assert_eq!(next, PromptAnswer::Ask(Call { path: "/tokenize", body }));
+    assert_eq!(next, PromptAnswer::Call(Call { path: "/tokenize", body }));
     let ids = LlamaCpp.read_prompt_answer(&engine(), &chat, br#"{"tokens":[2,7]}"#).unwrap();
     assert_eq!(ids, PromptAnswer::Prompt(vec![2, 7]));
     assert!(LlamaCpp.read_prompt_answer(&engine(), &chat, b"{}").is_err());

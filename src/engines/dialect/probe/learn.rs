@@ -13,14 +13,14 @@ const WARM: f64 = 0.6;
 const COLD: f64 = 0.85;
 /// Times below this, in seconds, are too noisy to compare.
 const FELT: f64 = 0.002;
-/// Calls on connections of their own that must find the text cached.
+/// Calls on separate connections that must find the text cached.
 const FRESH: usize = 3;
 const TOO_FEW: &str = "stopped because too few of its calls were answered";
 /// Tokens within which two seeds must differ; otherwise the text is too certain to judge the noise.
 const PART: usize = 3;
 
 /// A round with a text that the engine has seen.
-struct Again {
+struct RepeatedRound {
     method: VerifyMethod,
     nodes: usize,
     fresh: bool,
@@ -35,16 +35,16 @@ pub(super) struct Learning {
     measured: Measured,
     /// Tokens and seconds of the first call over a text.
     cold: Option<(usize, f64)>,
-    again: Vec<Again>,
-    /// Context and seconds of the last plain request that was answered whole with one token.
+    repeated: Vec<RepeatedRound>,
+    /// Context and seconds of the last plain request that was not streamed and returned one token.
     one: Option<(usize, f64)>,
-    /// Seconds of the round after a stream that was left early.
+    /// Seconds of the round after a stream that was aborted early.
     after: Option<f64>,
-    /// Output of the whole run with the first seed.
-    whole: Option<Vec<TokenId>>,
-    /// Output of the whole run with the second seed.
+    /// Output of the uncut run with the first seed.
+    uncut: Option<Vec<TokenId>>,
+    /// Output of the uncut run with the second seed.
     other: Option<Vec<TokenId>>,
-    /// For each continued seeded run: true if it gave the rest of the whole one.
+    /// For each continued seeded run: true if it gave the rest of the uncut one.
     continued: Vec<bool>,
     cache: Cache,
     several_engines: bool,
@@ -86,36 +86,38 @@ impl Learning {
     ) {
         let all = method.prompt_tokens(context, nodes);
         let cached = computed.map(|computed| (all.saturating_sub(computed as usize), all));
-        let again = |fresh| Again { method, nodes, fresh, seconds, cached };
+        let repeated = |fresh| RepeatedRound { method, nodes, fresh, seconds, cached };
         match task {
             Task::Cold(_) => self.cold = Some((context, seconds)),
-            Task::Fresh(_) => self.again.push(again(true)),
+            Task::Fresh(_) => self.repeated.push(repeated(true)),
             Task::After(_) => self.after = Some(seconds),
             Task::Round { .. } => {
                 self.measured.verify.push(Timed { method, context, nodes, seconds, computed });
                 if self.cold.is_some_and(|(first, _)| context > first) {
-                    self.again.push(again(false));
+                    self.repeated.push(repeated(false));
                 }
             }
             Task::Same { .. }
             | Task::Warm { .. }
             | Task::Plain { .. }
-            | Task::Whole { .. }
+            | Task::Unstreamed { .. }
             | Task::Seeded { .. } => {}
         }
     }
 
     pub(super) fn plain_request(&mut self, context: usize, tokens: &[(f64, Vec<TokenId>)]) {
         let [(first, brought), rest @ ..] = tokens else { return };
-        let Some((last, _)) = rest.last() else { return self.whole_answer(context, *first, brought.len()) };
+        let Some((last, _)) = rest.last() else {
+            return self.unstreamed_answer(context, *first, brought.len());
+        };
         let count: usize = rest.iter().map(|(_, tokens)| tokens.len()).sum();
         let token = (last - first) / count.max(1) as f64;
         self.measured.token.push((context, token));
         self.measured.switch_out.get_or_insert((first - token).max(0.0));
     }
 
-    /// A plain request that was answered whole, of one token or, after that, of several.
-    fn whole_answer(&mut self, context: usize, seconds: f64, tokens: usize) {
+    /// A plain request that was not streamed, of one token or, after that, of several.
+    fn unstreamed_answer(&mut self, context: usize, seconds: f64, tokens: usize) {
         if tokens == 1 {
             self.one = Some((context, seconds));
         } else if let Some((_, one)) = self.one.take() {
@@ -130,15 +132,15 @@ impl Learning {
         if cut == 0 {
             return Some(Vec::new());
         }
-        self.whole.as_ref()?.get(..cut).map(<[TokenId]>::to_vec)
+        self.uncut.as_ref()?.get(..cut).map(<[TokenId]>::to_vec)
     }
 
     pub(super) fn seeded_run(&mut self, seed: usize, cut: usize, run: Vec<TokenId>) {
         match (seed, cut) {
-            (0, 0) => self.whole = Some(run),
+            (0, 0) => self.uncut = Some(run),
             (_, 0) => self.other = Some(run),
             (_, cut) => {
-                let rest = self.whole.as_ref().and_then(|whole| whole.get(cut..));
+                let rest = self.uncut.as_ref().and_then(|uncut| uncut.get(cut..));
                 self.continued.push(rest.is_some_and(|rest| rest == run.as_slice()));
             }
         }
@@ -154,25 +156,28 @@ impl Learning {
         } else if !self.continued.is_empty() && self.continued.iter().all(|same| *same) {
             self.note("seeds: the text was too certain to find the inputs of the noise");
         }
-        let round = |timed: &&Again| timed.nodes == 0 && !timed.fresh;
-        let usual = self.again.iter().filter(round).map(|again| again.seconds).fold(f64::MAX, f64::min);
-        let extra = self.after.filter(|_| usual < f64::MAX).map(|after| (after - usual).max(0.0));
+        let round = |timed: &&RepeatedRound| timed.nodes == 0 && !timed.fresh;
+        let usual =
+            self.repeated.iter().filter(round).map(|repeated| repeated.seconds).fold(f64::MAX, f64::min);
+        let extra = if usual < f64::MAX { self.after.map(|after| (after - usual).max(0.0)) } else { None };
         self.measured.switch_in = extra;
         self.measured.cancel = extra;
     }
 
-    /// True if every cut of a seeded run continued as the whole one, while another seed soon gave
+    /// True if every cut of a seeded run continued as the uncut one, while another seed soon gave
     /// another text.
     fn is_placed(&self) -> bool {
-        let (Some(whole), Some(other)) = (&self.whole, &self.other) else { return false };
-        let parted = whole.get(..PART).zip(other.get(..PART)).is_some_and(|(one, other)| one != other);
-        let full = whole.len() == SEEDED as usize;
+        let (Some(uncut), Some(other)) = (&self.uncut, &self.other) else { return false };
+        let parted = uncut.get(..PART).zip(other.get(..PART)).is_some_and(|(one, other)| one != other);
+        let full = uncut.len() == SEEDED as usize;
         parted && full && self.continued.len() >= 3 && self.continued.iter().all(|same| *same)
     }
 
     fn conclude_cache(&mut self) {
-        let counts: Vec<usize> = self.again.iter().filter_map(|again| Some(again.cached?.0)).collect();
-        let warm = self.again.iter().filter(|again| again.nodes == 0).map(|again| again.seconds);
+        let counts: Vec<usize> =
+            self.repeated.iter().filter_map(|repeated| Some(repeated.cached?.0)).collect();
+        let warm =
+            self.repeated.iter().filter(|repeated| repeated.nodes == 0).map(|repeated| repeated.seconds);
         let warm = warm.min_by(f64::total_cmp);
         let cold = self.cold.map(|(_, seconds)| seconds);
         let by_time = |seconds: f64| match cold {
@@ -185,11 +190,11 @@ impl Learning {
         } else {
             Some(counts.iter().any(|&cached| cached > 0))
         };
-        let shows = |again: &Again| match again.cached {
+        let shows = |repeated: &RepeatedRound| match repeated.cached {
             Some((cached, _)) => cached > 0,
-            None => by_time(again.seconds) == Some(true),
+            None => by_time(repeated.seconds) == Some(true),
         };
-        let fresh: Vec<bool> = self.again.iter().filter(|again| again.fresh).map(shows).collect();
+        let fresh: Vec<bool> = self.repeated.iter().filter(|repeated| repeated.fresh).map(shows).collect();
         let mixed = counts.contains(&0) && counts.iter().any(|&cached| cached > 0);
         self.cache = Cache { works, reported: !counts.is_empty(), cold, warm };
         self.several_engines = mixed || (!self.of_one && fresh.contains(&false));
@@ -198,15 +203,16 @@ impl Learning {
         self.unchecked = open.then(|| self.stopped.take().unwrap_or_else(|| TOO_FEW.to_owned()));
     }
 
-    /// Removes verification methods for which the engine computes every prompt again each time.
+    /// Removes verification methods for which the engine computes every prompt anew.
     fn conclude_methods(&mut self, engine: &mut Engine) {
-        let anew = |again: &&Again| {
-            let much = again.cached.is_some_and(|(cached, all)| 2 * cached < all);
-            again.nodes >= 2 && !again.fresh && much
+        let anew = |repeated: &&RepeatedRound| {
+            let much = repeated.cached.is_some_and(|(cached, all)| 2 * cached < all);
+            repeated.nodes >= 2 && !repeated.fresh && much
         };
-        let last = self.again.iter().rev().find(|again| again.method == VerifyMethod::FanOut);
-        let refuse = engine.dialect.quirks().cache_setting.filter(|_| last.as_ref().is_some_and(anew));
-        if let Some(why) = refuse {
+        let last = self.repeated.iter().rev().find(|repeated| repeated.method == VerifyMethod::FanOut);
+        if let Some(why) = engine.dialect.quirks().cache_setting
+            && last.as_ref().is_some_and(anew)
+        {
             for method in std::mem::take(&mut engine.methods) {
                 self.remove(method, why);
             }

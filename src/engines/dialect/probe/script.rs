@@ -25,13 +25,13 @@ pub(super) enum ProbeContext {
 /// One call of the probe, by its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// A scored draft, and then the same again, to see the rows after a cached prefix.
+    /// A scored draft, and then the same draft, to see the rows after a cached prefix.
     Same {
-        again: bool,
+        repeat: bool,
     },
     /// The first round with a text that the engine has not seen.
     Cold(ProbeContext),
-    /// A round on a connection of its own.
+    /// A round on a separate connection.
     Fresh(ProbeContext),
     /// A round that only fills the caches of the slots.
     Warm {
@@ -44,17 +44,17 @@ pub(super) enum Task {
         context: ProbeContext,
         nodes: usize,
     },
-    /// A plain request, streamed to its end or left early.
+    /// A plain request, streamed to its end or aborted early.
     Plain {
         context: ProbeContext,
         leaves: bool,
     },
-    /// A plain request that is answered whole: of one token, or of several.
-    Whole {
+    /// A plain request that is not streamed: of one token, or of several.
+    Unstreamed {
         context: ProbeContext,
         one: bool,
     },
-    /// The round after a stream that was left early.
+    /// The round after a stream that was aborted early.
     After(ProbeContext),
     /// A seeded plain request from the start or from a cut.
     Seeded {
@@ -73,7 +73,7 @@ impl Task {
             | Self::Fresh(_)
             | Self::After(_)
             | Self::Plain { .. }
-            | Self::Whole { .. }
+            | Self::Unstreamed { .. }
             | Self::Seeded { .. } => engine.methods.first().copied(),
         }
     }
@@ -86,7 +86,7 @@ impl Task {
             | Self::Fresh(_)
             | Self::After(_)
             | Self::Plain { .. }
-            | Self::Whole { .. }
+            | Self::Unstreamed { .. }
             | Self::Seeded { .. } => 0,
         }
     }
@@ -103,7 +103,7 @@ impl Task {
             | Self::After(context)
             | Self::Warm { context, .. }
             | Self::Round { context, .. }
-            | Self::Whole { context, .. }
+            | Self::Unstreamed { context, .. }
             | Self::Plain { context, .. } => *context,
         }
     }
@@ -157,8 +157,8 @@ impl Script {
         self.tasks.pop_front()
     }
 
-    /// Puts the task first again, to be done once more.
-    pub(super) fn again(&mut self, task: Task) {
+    /// Requeues the task as the first.
+    pub(super) fn repeat(&mut self, task: Task) {
         self.tasks.push_front(task);
     }
 
@@ -176,7 +176,7 @@ impl Script {
 }
 
 /// The smallest length from `least` on that lies half way between two blocks, as a context does on
-/// average: an engine computes the tokens after the last whole block again.
+/// average: an engine recomputes the tokens after the last full block.
 fn placed(least: usize, engine: &Engine) -> usize {
     let block = engine.block.max(1);
     let offset = block / 2;
@@ -188,7 +188,7 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
     let Some(&first) = engine.methods.first() else { return tasks };
     if engine.methods.contains(&VerifyMethod::Score) && engine.dialect.quirks().rows_may_change {
-        tasks.extend([Task::Same { again: false }, Task::Same { again: true }]);
+        tasks.extend([Task::Same { repeat: false }, Task::Same { repeat: true }]);
     }
     let main = if long { ProbeContext::Long } else { ProbeContext::Short };
     // Slots are filled one by one, which takes long with a long context: the short one comes first.
@@ -217,12 +217,14 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
         tasks.extend([(0, 0), (1, 0), (0, 1), (0, 4), (0, 8)].map(|(seed, cut)| Task::Seeded { seed, cut }));
     }
     let [_, second] = order;
-    for &method in engine.methods.iter().skip(1).filter(|_| long) {
-        tasks.extend(rounds(engine, method, second));
+    if long {
+        for &method in engine.methods.iter().skip(1) {
+            tasks.extend(rounds(engine, method, second));
+        }
     }
-    // A second time, if calls are left: the shorter of two times is the more accurate one.
-    let again = order.into_iter().take(if long { 2 } else { 1 });
-    tasks.extend(again.flat_map(|context| {
+    // A second time, if calls remain: the shorter of two times is the more accurate one.
+    let contexts = order.into_iter().take(if long { 2 } else { 1 });
+    tasks.extend(contexts.flat_map(|context| {
         let rounds = GAMMAS.map(|nodes| Task::Round { method: first, context, nodes });
         rounds.into_iter().chain(plain_tasks(engine, context, false))
     }));
@@ -236,11 +238,11 @@ fn rounds(engine: &Engine, method: VerifyMethod, context: ProbeContext) -> Vec<T
     warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { method, context, nodes })).collect()
 }
 
-/// The plain requests that time a decode step: a stream, or two whole answers, whose difference
-/// counts.
+/// The plain requests that time a decode step: a stream, or two unstreamed answers, whose
+/// difference counts.
 fn plain_tasks(engine: &Engine, context: ProbeContext, leaves: bool) -> Vec<Task> {
     if engine.segment.is_none() {
         return vec![Task::Plain { context, leaves }];
     }
-    [true, false].map(|one| Task::Whole { context, one }).to_vec()
+    [true, false].map(|one| Task::Unstreamed { context, one }).to_vec()
 }

@@ -44,7 +44,7 @@ fn of_turns(engines: usize) -> Findings {
     let mut warm = HashSet::new();
     let mut turn = 0;
     while let Some(step) = prober.next(Tick(0)) {
-        let Step::Round { calls, .. } = step else { panic!("a plain request") };
+        let ProbeStep::Round { calls, .. } = step else { panic!("a plain request") };
         let seen = !warm.insert(turn % engines);
         prober.take(answer(&calls[0], |context| if seen { context - 1 } else { 0 }));
         turn += 1;
@@ -65,7 +65,7 @@ fn one_engine_has_cached_what_it_was_sent_and_one_of_several_has_not() {
 fn the_checks_are_made_on_connections_of_their_own() {
     let mut prober = Prober::of_one(engine(), text(), bounds(40), false);
     let mut fresh = Vec::new();
-    while let Some(Step::Round { calls, fresh: own }) = prober.next(Tick(0)) {
+    while let Some(ProbeStep::Round { calls, fresh: own }) = prober.next(Tick(0)) {
         fresh.push(own);
         prober.take(answer(&calls[0], |_| 8));
     }
@@ -80,11 +80,11 @@ fn no_two_rounds_are_the_same_and_bounds_hold() {
         while let Some(step) = prober.next(Tick(0)) {
             calls += 1;
             match step {
-                Step::Round { calls, .. } => {
+                ProbeStep::Round { calls, .. } => {
                     assert!(seen.insert(calls[0].body.clone()));
                     prober.take(answer(&calls[0], |context| context - 1));
                 }
-                Step::Plain { .. } => prober.take(ProbeAnswer::Plain(Vec::new())),
+                ProbeStep::Plain { .. } => prober.take(ProbeAnswer::Plain(Vec::new())),
             }
         }
         assert!(calls <= most);
@@ -121,7 +121,7 @@ fn by_chance(which: impl Fn(usize) -> bool) -> (Findings, usize) {
     let mut prober = Prober::new(engine, text(), bounds(40));
     let mut scored = 0;
     while let Some(step) = prober.next(Tick(0)) {
-        let Step::Round { calls, .. } = step else {
+        let ProbeStep::Round { calls, .. } = step else {
             prober.take(ProbeAnswer::Plain(Vec::new()));
             continue;
         };

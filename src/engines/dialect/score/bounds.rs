@@ -1,8 +1,9 @@
-//! Bounds of probabilities, where an engine may keep or drop a token at an edge of its truncation.
+//! Bounds of probabilities, where an engine may retain or drop a token at an edge of its
+//! truncation.
 //!
-//! A draw needs the probability of every possible token. A lossy accept rule that keeps the draft
+//! A draw needs the probability of every possible token. A lossy accept rule that accepts the draft
 //! token needs less: a lower bound of its probability. Two sets are computed at every edge: the
-//! tokens that are certainly kept, and those that may be kept.
+//! tokens that are certainly retained, and those that may be retained.
 
 use super::{EDGE, TIE};
 use crate::openai::Sampling;
@@ -10,17 +11,17 @@ use foretell_core::units::TokenId;
 use foretell_core::words::{Dist, Row};
 
 /// The bounds for a position that [`row`](super::row) leaves undecided: the tokens that are
-/// certainly kept, each with the lower bound of its probability, and `slack`, by which the upper
-/// bound exceeds it. `None` at temperature 0, and where the likeliest token is special or not
-/// certainly kept, and where not all tokens are listed that top-k keeps. `top` and `width` are as
-/// `row` takes them.
+/// certainly retained, each with the lower bound of its probability, and `slack`, by which the
+/// upper bound exceeds it. `None` at temperature 0, and where the likeliest token is special or not
+/// certainly retained, and where not all tokens are listed that top-k retains. `top` and `width`
+/// are as `row` takes them.
 pub(super) fn bounded(
     top: &[(TokenId, f64)],
     width: usize,
     sampling: &Sampling,
     special: &[TokenId],
 ) -> Option<Row> {
-    sampling.top_k.filter(|keep| (*keep as usize) < width)?;
+    sampling.top_k.filter(|k| (*k as usize) < width)?;
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
@@ -40,9 +41,9 @@ struct ListedToken {
     token: TokenId,
     /// Its probability ÷ that of the likeliest token, after temperature.
     weight: f64,
-    /// It is certainly kept.
+    /// It is certainly retained.
     sure: bool,
-    /// It may be kept.
+    /// It may be retained.
     maybe: bool,
 }
 
@@ -50,12 +51,12 @@ fn sum(entries: &[ListedToken], counts: impl Fn(&ListedToken) -> bool) -> f64 {
     entries.iter().filter(|entry| counts(entry)).map(|entry| entry.weight).sum()
 }
 
-/// The tokens that top-k and min-p keep. `None` where tokens that are not listed may be kept: those
-/// that tie with the last of top-k, all of which some engines keep.
+/// The tokens that top-k and min-p retain. `None` where tokens that are not listed may be retained:
+/// those that tie with the last of top-k, all of which some engines retain.
 fn truncated(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Option<Vec<ListedToken>> {
-    let keep = sampling.top_k? as usize;
-    let (most, edge) = (top.first()?.1, top.get(keep)?.1);
-    let tied = top.get(keep.checked_sub(1)?)?.1 - edge <= TIE;
+    let k = sampling.top_k? as usize;
+    let (most, edge) = (top.first()?.1, top.get(k)?.1);
+    let tied = top.get(k.checked_sub(1)?)?.1 - edge <= TIE;
     // A drafted token is listed wherever it is.
     let unlisted = tied && edge - top.get(width - 1)?.1 <= TIE;
     if sampling.temperature <= 0.0 || unlisted {
@@ -68,15 +69,15 @@ fn truncated(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Optio
         ListedToken {
             token,
             weight,
-            sure: index < keep && logprob - edge > TIE && weight > sampling.min_p + floor,
-            maybe: (index < keep || level) && weight > sampling.min_p - floor,
+            sure: index < k && logprob - edge > TIE && weight > sampling.min_p + floor,
+            maybe: (index < k || level) && weight > sampling.min_p - floor,
         }
     };
     Some(top.iter().enumerate().map(entry).collect())
 }
 
-/// The tokens that top-p keeps of them: a token is kept where the share of those before it is below
-/// `top_p`. Engines differ in which of equal tokens at the edge they keep.
+/// The tokens that top-p retains of them: a token is retained where the share of those before it is
+/// below `top_p`. Engines differ in which of equal tokens at the edge they retain.
 fn nucleus(entries: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
     if top_p >= 1.0 {
         return entries.to_vec();
@@ -91,7 +92,7 @@ fn nucleus(entries: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
         let run = (index + 1..entries.len()).take_while(|&other| level(weight(index), weight(other)));
         run.last().is_some_and(|last| !inside(last))
     };
-    let kept = |(index, entry): (usize, &ListedToken)| ListedToken {
+    let candidate = |(index, entry): (usize, &ListedToken)| ListedToken {
         sure: entry.sure && inside(index) && !at_edge(index),
         maybe: entry.maybe
             && (before(index) / greatest < top_p + EDGE
@@ -100,7 +101,7 @@ fn nucleus(entries: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
                 })),
         ..*entry
     };
-    entries.iter().enumerate().map(kept).collect()
+    entries.iter().enumerate().map(candidate).collect()
 }
 
 #[cfg(test)]
@@ -120,7 +121,7 @@ mod tests {
             let sum: f64 = weights.iter().sum();
             (0..).zip(weights.iter().map(|weight| (weight / sum).ln())).collect()
         };
-        let p = |kept: &[f64], at: usize| kept[at] / kept.iter().sum::<f64>();
+        let p = |candidate: &[f64], at: usize| candidate[at] / candidate.iter().sum::<f64>();
         // A tie at the edge of top-k: the third or the fourth is kept.
         let dist = bounded(&logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]), 5, &sampling(1.0, 3, 1.0), &[])
             .unwrap()
@@ -143,22 +144,22 @@ mod tests {
         assert_eq!(row(&edge, 4, &sampling(1.0, 3, 7.0 / 9.0), &[]), None);
         let dist = bounded(&edge, 4, &sampling(1.0, 3, 7.0 / 9.0), &[]).unwrap().dist.unwrap();
         assert_eq!(dist.top.len(), 2);
-        for kept in [&[4.0, 3.0][..], &[4.0, 3.0, 2.0]] {
-            let own = p(kept, 0);
+        for candidate in [&[4.0, 3.0][..], &[4.0, 3.0, 2.0]] {
+            let own = p(candidate, 0);
             assert!(
                 dist.top[0].1 <= own + 1e-12 && own <= dist.top[0].1 * (1.0 + dist.slack) + 1e-12,
-                "{kept:?}"
+                "{candidate:?}"
             );
         }
         // Of three equal tokens two fit: any of them may be the one that is dropped.
         let run = logprobs(&[4.0, 2.0, 2.0, 2.0, 0.5]);
         let dist = bounded(&run, 5, &sampling(1.0, 4, 0.75), &[]).unwrap().dist.unwrap();
         assert_eq!(dist.top.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0]);
-        for kept in [&[4.0, 2.0, 2.0][..], &[4.0, 2.0], &[4.0, 2.0, 2.0, 2.0]] {
-            let own = p(kept, 0);
+        for candidate in [&[4.0, 2.0, 2.0][..], &[4.0, 2.0], &[4.0, 2.0, 2.0, 2.0]] {
+            let own = p(candidate, 0);
             assert!(
                 dist.top[0].1 <= own + 1e-12 && own <= dist.top[0].1 * (1.0 + dist.slack) + 1e-12,
-                "{kept:?}"
+                "{candidate:?}"
             );
         }
         // One that may end the text is listed nowhere, and the others are known.

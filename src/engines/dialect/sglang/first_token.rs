@@ -1,5 +1,5 @@
-//! The first token of a chat as an answer of its own: the streams of SGLang's chats tell no ids,
-//! its whole answers do (0.5.23, `serving_chat.py`).
+//! The first token of a chat as a separate answer: streams of SGLang's chats report no ids,
+//! unstreamed answers do (0.5.23, `serving_chat.py`).
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use crate::dialect::{Call, FirstToken, Unreadable};
 use crate::openai::Request;
 use foretell_core::units::TokenId;
 
-/// The client's own request, for one token and its ids.
+/// The client's request, for one token and its ids.
 pub fn request(request: &Request) -> Call {
     let mut body = request.body.clone();
     for name in ["prediction", "stream_options", "max_completion_tokens"] {
@@ -52,12 +52,13 @@ pub fn read(answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
     let is_text =
         |(name, value): (&String, &Value)| matches!(name.as_str(), "role" | "content") || value.is_null();
     let content = choice.message.get("content").and_then(Value::as_str);
-    let content = content.filter(|_| choice.message.iter().all(is_text) && sglext.is_null());
+    let is_plain = choice.message.iter().all(is_text) && sglext.is_null();
+    let content = if is_plain { content } else { None };
     let content = content.ok_or(Unreadable("something was made of the text"))?;
     if usage.get("prompt_tokens").and_then(Value::as_u64) != Some(choice.prompt_token_ids.len() as u64) {
         return Err(Unreadable("it counts another prompt"));
     }
-    // Text that a stop text has cut is found again by whoever goes on.
+    // Whoever continues finds the text that a stop text has cut.
     let cut = choice.matched_stop.is_string();
     let finish = match choice.finish_reason.as_str() {
         "length" => Value::Null,
@@ -73,11 +74,11 @@ pub fn read(answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
         }
         event
     };
-    // In the order of its own events (`sse_utils.py`).
+    // In the order of SGLang's events (`sse_utils.py`).
     let role = json!([{"index": 0, "delta": {"reasoning_content": null, "role": "assistant", "content": ""},
         "logprobs": null, "finish_reason": null, "matched_stop": null}]);
     let [token] = choice.response_token_ids;
-    let matched = Some(choice.matched_stop).filter(|_| !cut);
+    let matched = (!cut).then_some(choice.matched_stop);
     let first = json!([{"index": 0, "delta": {"reasoning_content": null, "content": content}, "logprobs": null,
         "finish_reason": finish, "matched_stop": matched, "token_ids": [token]}]);
     Ok(Some(FirstToken {

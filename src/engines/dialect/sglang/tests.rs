@@ -81,7 +81,7 @@ fn without_the_cache_or_with_unknown_defaults_nothing_is_promised() {
     let preferred = json!({"version": "0.5.23", "sampling_defaults": "openai",
         "preferred_sampling_params": {"top_p": 0.9}});
     let preferred = Sglang.engine(&answers(&preferred)).unwrap();
-    assert_eq!((preferred.defaults, preferred.own_defaults), (None, true));
+    assert_eq!((preferred.defaults, preferred.operator_defaults), (None, true));
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn told(server: &Value, model: &Value) -> Engine {
 fn a_first_token_is_asked_for_where_nothing_is_made_of_the_text() {
     let none = json!({});
     let plain = chat(&json!({}));
-    let tells = |engine: &Engine, request: &Request| Sglang.tells_first_token(engine, request);
+    let tells = |engine: &Engine, request: &Request| Sglang.reports_first_token(engine, request);
     assert!(tells(&told(&none, &none), &plain));
     assert!(tells(
         &told(&json!({"chat_template": "/models/chat.jinja"}), &json!({"tool_call_parser": "qwen25"})),

@@ -3,8 +3,8 @@
 //! The engine counts tokens from the end of each prompt, and until there are `min_tokens` of them
 //! it samples no token that ends the text (0.32, `v1/sample/logits_processor/builtin.py` and
 //! `v1/worker/gpu/sample/logit_bias.py`; `SamplingParams` refuses more than `max_tokens`). So a
-//! call states how many of its own tokens are before the client's minimum, and all prompts of one
-//! call have to agree on that.
+//! call states how many of its tokens are before the client's minimum, and all prompts of one call
+//! have to agree on that.
 
 use crate::dialect::Round;
 use crate::openai::Sampling;

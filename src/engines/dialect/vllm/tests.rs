@@ -40,16 +40,16 @@ proptest! {
         top_k in prop::option::of(1_u32..30),
         seed in prop::option::of(any::<u64>()),
         score in any::<bool>(),
-        tells_cached in any::<bool>(),
+        reports_cached in any::<bool>(),
         block in 1_usize..129,
     ) {
-        let engine = Engine { block, tells_cached, ..engine() };
+        let engine = Engine { block, reports_cached, ..engine() };
         let sampling = Sampling { temperature, top_k, seed, ..Sampling::default() };
         let draft = chain(&tokens);
         let method = if score { VerifyMethod::Score } else { VerifyMethod::FanOut };
         let round = round(&prompt, &draft, &sampling, method);
         let Ok(asked) = Vllm.verify(&engine, &round) else { return Ok(()) };
-        let again = Vllm.again(&engine, &round, &asked);
+        let again = Vllm.retry(&engine, &round, &asked);
         for call in asked.calls.iter().chain(again.iter().flat_map(|again| &again.calls)) {
             let body: Value = serde_json::from_slice(&call.body).unwrap();
             prop_assert!(body.get("prompt_logprobs").is_none());
@@ -77,10 +77,10 @@ proptest! {
         // No multiple of the block size in n..n+k.
         let reads_no_block = |nodes: usize| (context..context + nodes).all(|position| position % block != 0);
         prop_assert!(reads_no_block(token_endpoint::scored_nodes(&engine, &round)));
-        engine.tells_cached = true;
+        engine.reports_cached = true;
         let asked = Vllm.verify(&engine, &round).unwrap();
         prop_assert_eq!(asked.nodes, draft.len());
-        match Vllm.again(&engine, &round, &asked) {
+        match Vllm.retry(&engine, &round, &asked) {
             Some(again) => prop_assert!(again.nodes < asked.nodes && reads_no_block(again.nodes)),
             None => prop_assert!(reads_no_block(asked.nodes), "the same call is not made twice"),
         }

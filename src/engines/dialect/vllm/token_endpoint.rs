@@ -19,10 +19,10 @@ const MIN_TEMPERATURE: f64 = 0.01;
 
 /// Number of nodes that can be scored: the chain at the draft's head, up to a token that is no
 /// text; and where cached rows are invalid and the server does not report how many there are, no
-/// further than the next block, because only whole blocks are cached.
+/// further than the next block, because only full blocks are cached.
 pub(super) fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
     let text = shared::text_stem(engine, round.draft);
-    if engine.rows == RowShape::Tail || engine.tells_cached {
+    if engine.rows == RowShape::Tail || engine.reports_cached {
         return text;
     }
     text.min(uncached_nodes(engine, round.context.len()))

@@ -12,11 +12,11 @@ use foretell_core::session::parse::CallDelta;
 /// Bytes that the conversions of a call may read whatever its length: those of a kilobyte, piece by
 /// piece.
 const CONVERTED_FREELY: usize = 256 << 10;
-/// Bytes that they may read besides for each byte of its arguments.
+/// Bytes that they may read in addition for each byte of its arguments.
 const CONVERTED_PER_BYTE: usize = 64;
 
 impl Machine {
-    /// A whole call; `None` if the server drops it.
+    /// A complete call; `None` if the server drops it.
     pub(super) fn call(&self, slot: &Slot) -> Result<Option<ToolCall>, Unsure> {
         let name = python::strip(&slot.name).to_owned();
         let is_mistral = self.setup.grammar.names == Names::Mistral;
@@ -210,15 +210,15 @@ impl Machine {
         let piece = safe.strip_prefix(slot.sent.as_str())?.to_owned();
         // All but the end of the text and of the object is sent.
         let is_sent = json.strip_prefix(safe) == Some("\"}");
-        slot.open = open.filter(|_| is_sent).map(|length| slot.arguments.len() - length);
+        slot.open = if is_sent { open.map(|length| slot.arguments.len() - length) } else { None };
         safe.clone_into(&mut slot.sent);
         some(piece)
     }
 
-    /// True if all arguments may be converted again with a piece. The server does it with every
-    /// piece. Of long arguments, several pieces are converted together here, so that all
-    /// conversions of a call read [`CONVERTED_PER_BYTE`] times as much as it has: the client gets
-    /// the same text a little later.
+    /// True if all arguments may be converted with a piece. The server does it with every piece. Of
+    /// long arguments, several pieces are converted together here, so that all conversions of a
+    /// call read [`CONVERTED_PER_BYTE`] times as much as it has: the client gets the same text a
+    /// little later.
     fn may_convert(&mut self) -> bool {
         let Some(slot) = self.slots.last_mut() else { return false };
         let length = slot.arguments.len();
@@ -227,14 +227,14 @@ impl Machine {
         is_due
     }
 
-    /// The JSON that a piece adds to an argument that is a text; `None` if all has to be converted
-    /// again. A client may send a whole file as one argument, so that each piece must not cost more
-    /// than the one before.
+    /// The JSON that a piece adds to an argument that is a text; `None` if all has to be converted.
+    /// A client may send a file as one argument, so that each piece must not cost more than the one
+    /// before.
     fn added(&mut self, text: &str) -> Option<String> {
         let slot = self.slots.last_mut()?;
         let from = slot.open.take()?;
         steps::read(slot.arguments.len() - from);
-        if arguments::may_hold_tag(slot.arguments.get(from..)?) {
+        if arguments::may_contain_tag(slot.arguments.get(from..)?) {
             return None;
         }
         slot.open = Some(slot.arguments.len());

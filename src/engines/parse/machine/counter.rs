@@ -5,10 +5,10 @@ use std::sync::Arc;
 use foretell_core::units::TokenId;
 
 use super::{Machine, Setup};
-use crate::parse::grammar::State;
+use crate::parse::grammar::GrammarState;
 
-/// Counts the reasoning tokens of an output as the server does for whole answers: in one pass over
-/// all ids, in which half a character counts where its run of text begins.
+/// Counts the reasoning tokens of an output as the server does for unstreamed answers: in one pass
+/// over all ids, in which half a character counts where its run of text begins.
 #[derive(Clone, Debug)]
 pub(in crate::parse) struct Counter {
     machine: Machine,
@@ -41,23 +41,24 @@ impl Counter {
         let run = std::mem::take(&mut self.run);
         if run.is_empty() {
             let count = std::mem::take(&mut self.starts).len() as u64;
-            self.machine.reasoning_tokens += if self.machine.state == State::Reasoning { count } else { 0 };
+            self.machine.reasoning_tokens +=
+                if self.machine.state == GrammarState::Reasoning { count } else { 0 };
             return;
         }
         // The machine takes them in order. It holds back no text between two runs.
         self.starts.sort_unstable();
-        let from = self.machine.lexed_from;
-        self.machine.starts.extend(self.starts.drain(..).map(|start| from + start));
+        let from = self.machine.lexed.from;
+        self.machine.lexed.starts.extend(self.starts.drain(..).map(|start| from + start));
         self.machine.text(&mut Vec::new(), &run);
         self.is_half = false;
     }
 
     /// Reasoning tokens so far.
     pub(in crate::parse) fn count(&self) -> u64 {
-        let mut whole = self.clone();
-        whole.end_run();
-        whole.machine.end(&mut Vec::new());
-        whole.machine.reasoning_tokens
+        let mut complete = self.clone();
+        complete.end_run();
+        complete.machine.end(&mut Vec::new());
+        complete.machine.reasoning_tokens
     }
 }
 

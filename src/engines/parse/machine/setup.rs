@@ -6,7 +6,7 @@ use std::sync::Arc;
 use foretell_core::units::TokenId;
 use serde_json::Value as Json;
 
-use crate::parse::grammar::{Grammar, Mark, Rest, State, Step, Tells, Thinks};
+use crate::parse::grammar::{Emit, Grammar, GrammarState, Mark, Rest, Thinks, Transition};
 use crate::parse::{Template, Vocabulary};
 
 /// A family's grammar with the tokens of one vocabulary and the functions of one request.
@@ -37,9 +37,9 @@ impl Setup {
             Thinks::IfMarked => marker().is_some_and(|(_, text)| (vocabulary.id)(text).is_some()),
             _ => template.thinks(grammar),
         };
-        let is_kept =
+        let is_used =
             |mark| thinks || !grammar.forgets_reasoning || !matches!(mark, Mark::ThinkStart | Mark::ThinkEnd);
-        let known = grammar.spellings.iter().filter(|(mark, _)| is_kept(*mark));
+        let known = grammar.spellings.iter().filter(|(mark, _)| is_used(*mark));
         let mut setup = Self {
             grammar,
             thinks,
@@ -87,35 +87,35 @@ impl Setup {
         self.token_of(mark).is_some()
     }
 
-    pub(super) fn steps(&self) -> impl Iterator<Item = &'static Step> {
+    pub(super) fn steps(&self) -> impl Iterator<Item = &'static Transition> {
         self.grammar.steps.iter().filter(|step| self.text_of(step.1).is_some())
     }
 
-    pub(super) fn step(&self, state: State, mark: Mark) -> Option<&'static Step> {
+    pub(super) fn step(&self, state: GrammarState, mark: Mark) -> Option<&'static Transition> {
         self.grammar.steps.iter().find(|step| step.0 == state && step.1 == mark)
     }
 
     pub(super) fn reasoning_ends(&self) -> Vec<TokenId> {
         let mut ends = Vec::new();
-        for (_, mark, to, tells) in self.steps().filter(|step| step.0 == State::Reasoning) {
-            if !tells.contains(&Tells::ReasoningEnd) {
-                if *to != State::Reasoning {
+        for (_, mark, to, emits) in self.steps().filter(|step| step.0 == GrammarState::Reasoning) {
+            if !emits.contains(&Emit::ReasoningEnd) {
+                if *to != GrammarState::Reasoning {
                     return Vec::new();
                 }
                 continue;
             }
             match self.token_of(*mark) {
                 Some(id) => ends.push(id),
-                None if *to == State::Content => return Vec::new(),
+                None if *to == GrammarState::Content => return Vec::new(),
                 None => {}
             }
         }
         ends
     }
 
-    pub(super) fn start(&self) -> State {
+    pub(super) fn start(&self) -> GrammarState {
         let begins = self.thinks && self.grammar.thinks != Thinks::IfMarked;
-        if begins { State::Reasoning } else { State::Content }
+        if begins { GrammarState::Reasoning } else { GrammarState::Content }
     }
 
     pub(in crate::parse) const fn thinks(&self) -> bool {
@@ -124,7 +124,8 @@ impl Setup {
 
     /// True if an output after this prompt begins with content, as the server decides it.
     pub(in crate::parse) fn has_ended(&self, prompt: &[TokenId]) -> bool {
-        let opens = self.step(self.start(), Mark::ThinkStart).is_some_and(|step| step.2 == State::Reasoning);
+        let opens =
+            self.step(self.start(), Mark::ThinkStart).is_some_and(|step| step.2 == GrammarState::Reasoning);
         let start = self.token_of(Mark::ThinkStart);
         for id in prompt.iter().rev() {
             if self.ends.contains(id) {

@@ -75,7 +75,7 @@ fn work(golden: &Golden, case: &Case, cut: usize, piece: (TokenId, &str), times:
         name: String::new(),
         ..*case
     };
-    [streamed, steps::of(|| drop(case.whole(golden)))]
+    [streamed, steps::of(|| drop(case.unstreamed(golden)))]
 }
 
 fn check(golden: &Golden, case: &Case, cut: usize, piece: (TokenId, &str)) -> Option<String> {

@@ -3,7 +3,7 @@ use http::HeaderMap;
 use super::*;
 use crate::dialect::{Dialect, Engine, Noise};
 use crate::openai::{Control, Defaults, Judgement, Route, judge};
-use crate::policy::part::{ModelState, Part, TranslationMode, parts};
+use crate::policy::part::{DrafterPart, ModelState, TranslationMode, parts};
 use crate::policy::{
     Accept, Backend, Body, Bounds, Corpus, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode,
     PolicySet, Revision, Server, ServerState, Terms, Vocabulary, Wish,
@@ -320,10 +320,13 @@ fn the_first_model_that_can_draft_drafts() {
     assert_eq!((ruling.model, ruling.rules.lookups.len()), (Some(first), 0));
     let refused = set.policies()[0].drafters[0].part(None, states);
     assert!(
-        matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
+        matches!(refused, DrafterPart::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
     );
     let all = parts(&set.policies()[0].drafters, None, states);
-    assert!(matches!(&all[1..], [Part::ModelDrafter("foreign", _), Part::ModelDrafter("ready", _)]));
+    assert!(matches!(
+        &all[1..],
+        [DrafterPart::ModelDrafter("foreign", _), DrafterPart::ModelDrafter("ready", _)]
+    ));
     let none = Facts { models: &|_| ModelState::NotLoaded, ..facts };
     let told = explain(&none);
     assert_eq!(told.findings.last().map(|last| last.result), Some(StepResult::Plain(PlainReason::NoDraft)));

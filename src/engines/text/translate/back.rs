@@ -87,8 +87,8 @@ impl Anchor {
         let mut begin = 0;
         for piece in &pieces {
             let end = piece.end - at;
-            let first = ends.partition_point(|&own| own <= begin);
-            let last = ends.partition_point(|&own| own < end.max(begin + 1));
+            let first = ends.partition_point(|&token_end| token_end <= begin);
+            let last = ends.partition_point(|&token_end| token_end < end.max(begin + 1));
             let most = ends.len().saturating_sub(1);
             translated.push(Translated { token: piece.token, first: first.min(most), last: last.min(most) });
             begin = end;

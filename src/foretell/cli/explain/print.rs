@@ -87,19 +87,19 @@ fn head(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     for note in &explanation.notes {
         writeln!(out, "note         {note}")?;
     }
-    let source = match explanation.asked.as_str() {
+    let source = match explanation.facts_from.as_str() {
         "proxy" => "the running proxy",
         "server" => "the server",
         _ => "nobody: the server's properties are not known",
     };
     writeln!(out, "asked        {source}")?;
-    writeln!(out, "route        {}", explanation.route)?;
+    writeln!(out, "route        {}", explanation.request.route)?;
     let (model, backend) =
-        (explanation.model.as_deref().unwrap_or("none"), explanation.backend.as_deref().unwrap_or("none"));
+        (explanation.request.model.as_deref().unwrap_or("none"), explanation.backend.as_deref().unwrap_or("none"));
     let replica =
         explanation.replica.as_ref().map_or(String::new(), |replica| format!(", replica {replica}"));
     writeln!(out, "model        {model} (backend {backend}{replica})")?;
-    if let Some(tenant) = &explanation.tenant {
+    if let Some(tenant) = &explanation.request.tenant {
         writeln!(out, "tenant       {tenant}")?;
     }
     let temperature =

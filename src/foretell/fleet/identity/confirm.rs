@@ -87,5 +87,5 @@ pub async fn confirm(
 
 /// True if the defaults of its chats are those of its model, and nobody else's.
 fn takes_model_defaults(engine: &Engine) -> bool {
-    engine.dialect.quirks().model_defaults && engine.defaults.is_none() && !engine.own_defaults
+    engine.dialect.quirks().model_defaults && engine.defaults.is_none() && !engine.operator_defaults
 }

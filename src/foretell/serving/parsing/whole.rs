@@ -86,7 +86,7 @@ impl WholeParser {
                 return None;
             }
         }
-        let mut decoder: Box<dyn Decode> = if engine.broken_end.is_left_out(false) {
+        let mut decoder: Box<dyn Decode> = if engine.broken_end.is_omitted(false) {
             Box::new(Stepwise::new(decoder, step(&self.identity, true)))
         } else {
             Box::new(decoder)
@@ -100,7 +100,7 @@ impl WholeParser {
             pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
         let asked = Asked::of(&self.request);
         parse::with_vocabulary(tokenizer, |vocabulary| {
-            engine.parsers.whole(&asked.as_request(prompt), vocabulary, &pieces).ok()
+            engine.parsers.unstreamed(&asked.as_request(prompt), vocabulary, &pieces).ok()
         })
     }
 

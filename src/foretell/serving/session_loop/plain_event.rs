@@ -334,7 +334,7 @@ impl SessionLoop {
             self.usage_whole = chunk.finish.is_some();
             self.count_prompt(id);
         }
-        let tells = self.calls.engine().dialect.quirks().usage_runs;
+        let tells = self.calls.engine().dialect.quirks().usage.runs;
         if tells && self.uncounted && !chunk.tokens.is_empty() {
             // A count was requested in every event, and nothing else compares the prompt's ids with
             // what the engine has computed.

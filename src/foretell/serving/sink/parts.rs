@@ -38,7 +38,7 @@ impl PartWriter {
     pub(super) fn write_whole(&self, answer: &mut Value, whole: &ParsedMessage) {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
-            parts::write_whole(message, whole, self.reasoning, || self.call_id());
+            parts::write_message(message, whole, self.reasoning, || self.call_id());
         }
         finish(choice, !whole.calls.is_empty());
     }

@@ -1,11 +1,11 @@
-//! A whole answer of a chat as a message.
+//! An unstreamed answer of a chat as a message.
 
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::{Called, signature, stopped, usage};
 use crate::openai::event::finish_reason;
-use crate::translation::{Part, of_message, stop};
+use crate::translation::{AnswerPart, of_message, stop};
 
 /// Members that engines add to their answers for other parts of a deployment.
 const ADDED: [&str; 2] = ["kv_transfer_params", "ec_transfer_params"];
@@ -16,7 +16,7 @@ const ADDED: [&str; 2] = ["kv_transfer_params", "ec_transfer_params"];
 pub fn message(chat: &Value, seed: u64) -> Option<String> {
     let choice = chat.get("choices")?.get(0)?;
     let parts = of_message(choice.get("message")?, seed)?;
-    let called = parts.iter().any(|(part, _)| matches!(part, Part::Call(_)));
+    let called = parts.iter().any(|(part, _)| matches!(part, AnswerPart::Call(_)));
     let blocks = parts.iter().map(|(part, text)| block(part, text, seed));
     let mut content: Vec<String> = blocks.collect::<Option<_>>()?;
     // Clients expect a first block.
@@ -41,13 +41,13 @@ pub fn message(chat: &Value, seed: u64) -> Option<String> {
     Some(object(&members))
 }
 
-fn block(part: &Part, text: &str, seed: u64) -> Option<String> {
+fn block(part: &AnswerPart, text: &str, seed: u64) -> Option<String> {
     Some(match part {
-        Part::Reasoning => {
+        AnswerPart::Reasoning => {
             json!({ "type": "thinking", "thinking": text, "signature": signature(seed, 0) }).to_string()
         }
-        Part::Text => json!({ "type": "text", "text": text }).to_string(),
-        Part::Call(call) => {
+        AnswerPart::Text => json!({ "type": "text", "text": text }).to_string(),
+        AnswerPart::Call(call) => {
             let arguments = if text.is_empty() { "{}" } else { text };
             let input: &RawValue = serde_json::from_str(arguments).ok()?;
             let input = Some(input.get()).filter(|input| input.starts_with('{'))?;
