@@ -200,14 +200,14 @@ pub async fn start_with(
         tokio::spawn(async move { tokio::join!(learnt.keep_saving(file, life), texts) }.map(drop))
     });
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
-    tokio::spawn(asking.keep_asking(stop));
-    tokio::spawn(gates.keep_looking(watching.clone()));
+    tokio::spawn(asking.run(stop));
+    tokio::spawn(gates.run(watching.clone()));
     let (told, exchanged) = oneshot::channel();
     let life = Arc::clone(&gateway.shared.life);
     let sharing = store.map(|store| tokio::spawn(store.keep_exchanging(life, told)));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
-    let begun = async { tokio::join!(identities.asked(), exchanged) };
+    let begun = async { tokio::join!(identities.attempted(), exchanged) };
     let _ = tokio::time::timeout(KNOWN_WITHIN, begun).await;
     let running = Running {
         gateway,
@@ -392,7 +392,7 @@ fn generation_config(backend: &Backend) -> Option<ModelConfig> {
     let named = backend.models.iter().find_map(|model| model.generation_config.as_deref());
     match named {
         Some(path) => Some(ModelConfig::Named(files::in_folder(path, files::GENERATION_CONFIG))),
-        None => Some(ModelConfig::beside(&tokenizer(backend)?)),
+        None => Some(ModelConfig::for_tokenizer(&tokenizer(backend)?)),
     }
 }
 
@@ -463,9 +463,9 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         billed: backend.billed,
         translates: backend.translates.clone(),
         default: backend.default,
-        keep_client_host: connect.host != HostHeader::Backend,
+        pass_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,
-        own_key: connect.own_token_file.as_deref().map(key).transpose()?,
+        internal_key: connect.own_token_file.as_deref().map(key).transpose()?,
         tls: tls.transpose()?,
         ranks: backend.ranks,
         connect_timeout: process.timeouts.connect,

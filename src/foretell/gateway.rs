@@ -106,10 +106,11 @@ impl Settings {
 /// descriptors.
 fn clients(wanted: Option<usize>) -> usize {
     let fit = max_clients();
-    if let Some(wanted) = wanted.filter(|wanted| *wanted > fit) {
+    let Some(wanted) = wanted else { return fit };
+    if wanted > fit {
         tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");
     }
-    wanted.map_or(fit, |wanted| wanted.min(fit))
+    wanted.min(fit)
 }
 
 /// One thread per core, at most 8: with more threads, fewer chunks wait behind another one.
@@ -187,7 +188,9 @@ impl Shared {
         if !self.life.is_ready() {
             return Some("starting".to_owned());
         }
-        let missing = self.fleet.unreachable().filter(|_| self.require_backend)?;
-        Some(format!("waiting for backend {missing}"))
+        if !self.require_backend {
+            return None;
+        }
+        self.fleet.unreachable().map(|missing| format!("waiting for backend {missing}"))
     }
 }

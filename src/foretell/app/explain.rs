@@ -97,7 +97,7 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask:
     }
     let rounds_seen = Arc::new(RoundsSeen::default());
     let asking = RecognitionSettings { renderer, ..asking(backend) };
-    match identity::ask(replica, &asking, None, identity::Away::default(), &rounds_seen).await {
+    match identity::identify(replica, &asking, None, identity::Away::default(), &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
         Err(unknown @ Unknown::PassedThrough(..)) => {

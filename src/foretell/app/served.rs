@@ -29,7 +29,7 @@ async fn answer(app: Arc<App>, request: Request<RequestBody>, memory: Arc<Memory
     let told = |_: &[u8]| {
         Some(translate::Backend { thinking: Thinking::Template, has_api: false, continuous_usage: true })
     };
-    let (mut request, back) = match translate::asked(&request) {
+    let (mut request, back) = match translate::api_of(&request) {
         Some(api) => translate::enter(request, api, told, BODY_MAX, &memory).await,
         None => (request, None),
     };

@@ -8,14 +8,13 @@ use http::StatusCode;
 use rustix::io::Errno;
 use rustls::CertificateError;
 
-use super::link::{chain, root};
 use crate::http::request::Silent;
 
 /// The `code` of the error body where the client's body stalled.
 pub const REQUEST_TIMEOUT: &str = "request_timeout";
 
 /// Error for a certificate as `openssl req -x509` makes it by default.
-const OWN_AUTHORITY: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
+const CA_AS_SERVER: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
      show: make it with `-addext basicConstraints=critical,CA:FALSE`, or sign one of the server's own by that authority";
 
 /// A call to a backend that got no answer.
@@ -75,7 +74,7 @@ pub enum SendError {
     Untied {
         /// The backend's name.
         backend: String,
-        /// The response received in place of the identifying page.
+        /// The response received instead of the identifying page.
         detail: String,
     },
     /// The response is not HTTP.
@@ -86,13 +85,13 @@ pub enum SendError {
         /// The parser's error.
         detail: String,
     },
-    /// The client's own body broke off.
+    /// The client's body broke off.
     #[error("the request body ended early: {detail}")]
     RequestBody { detail: String },
-    /// The client's own body stalled.
+    /// The client's body stalled.
     #[error(transparent)]
     RequestSilent(Silent),
-    /// The client's own body exceeded a limit.
+    /// The client's body exceeded a limit.
     #[error("the request body is too large")]
     RequestTooLarge,
     /// The request cannot be expressed in HTTP.
@@ -216,7 +215,7 @@ impl SendError {
     }
 }
 
-/// True if the process, or the system, has no file descriptor left.
+/// True if the process, or the system, has no free file descriptor.
 pub(super) fn is_out_of_descriptors(error: &(dyn StdError + 'static)) -> bool {
     let code = find::<std::io::Error>(error).and_then(std::io::Error::raw_os_error);
     code.is_some_and(|code| [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&code))
@@ -228,6 +227,18 @@ fn is_limit(error: &(dyn StdError + 'static)) -> bool {
 
 fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     chain(error).find_map(|error| error.downcast_ref::<E>())
+}
+
+/// The text of the innermost source of an error.
+pub(super) fn root(error: &(dyn StdError + 'static)) -> String {
+    chain(error).last().map(ToString::to_string).unwrap_or_default()
+}
+
+/// The errors that `error` stems from, itself first.
+pub(super) fn chain<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
 }
 
 /// The TLS error that `error` is or wraps; the content of an I/O error is not among its sources.
@@ -249,7 +260,7 @@ pub fn refused_tls(error: &(dyn StdError + 'static)) -> Option<String> {
         rustls::Error::InvalidCertificate(CertificateError::Other(other))
             if format!("{other:?}").contains("CaUsedAsEndEntity") =>
         {
-            return Some(OWN_AUTHORITY.to_owned());
+            return Some(CA_AS_SERVER.to_owned());
         }
         rustls::Error::InvalidMessage(_) => ": it seems to speak plain http",
         _ => "",

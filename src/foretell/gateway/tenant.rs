@@ -1,4 +1,4 @@
-//! The tenant of a request, as configured by `tenant` of the process file.
+//! The tenant of a request, as configured by `tenant` of the config file.
 
 use std::net::IpAddr;
 
@@ -54,7 +54,10 @@ pub fn doubt(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> 
 /// The tenant that the configured header names. `None` if the peer is not trusted, as it could name
 /// any tenant.
 fn named(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
-    let value = headers.get(configured.header.as_deref()?).filter(|_| is_trusted(configured, peer))?;
+    if !is_trusted(configured, peer) {
+        return None;
+    }
+    let value = headers.get(configured.header.as_deref()?)?;
     // Not `to_str`, which refuses names beyond ASCII.
     let tenant = std::str::from_utf8(value.as_bytes()).ok()?;
     Some(tenant.to_owned()).filter(|tenant| !tenant.is_empty())

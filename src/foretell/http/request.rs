@@ -13,7 +13,7 @@ use crate::http::body::{self, BoxError};
 
 /// A body makes progress if this many bytes of it, or its end, arrive within the time limit: a slow
 /// trickle fails like a pause.
-const GOES_ON: usize = 1 << 10;
+const PROGRESS: usize = 1 << 10;
 
 /// The request body made no progress within this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,12 +33,12 @@ enum Source {
 }
 
 impl RequestBody {
-    /// A body that must make progress within `most`.
-    pub fn new(inner: Incoming, most: Duration) -> Self {
-        Self(Source::Client(inner, Patience::new(most)))
+    /// A body that must make progress within `limit`.
+    pub fn new(inner: Incoming, limit: Duration) -> Self {
+        Self(Source::Client(inner, Patience::new(limit)))
     }
 
-    /// A body that was read before, in part or as a whole.
+    /// A body that was read before, in part or completely.
     pub fn resumed(body: body::Body) -> Self {
         Self(Source::Resumed(body))
     }
@@ -83,37 +83,38 @@ impl Body for RequestBody {
 
 /// Measures the time that the body has been waited for.
 struct Patience {
-    most: Duration,
-    left: Duration,
-    /// Bytes received since `left` was last reset to `most`.
+    limit: Duration,
+    remaining: Duration,
+    /// Bytes received since `remaining` was last reset to `limit`.
     bytes: usize,
     waiting: Option<Instant>,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patience {
-    fn new(most: Duration) -> Self {
-        Self { most, left: most, bytes: 0, waiting: None, sleep: None }
+    fn new(limit: Duration) -> Self {
+        Self { limit, remaining: limit, bytes: 0, waiting: None, sleep: None }
     }
 
     fn came(&mut self, bytes: usize) {
         if let Some(since) = self.waiting.take() {
-            self.left = self.left.saturating_sub(since.elapsed());
+            self.remaining = self.remaining.saturating_sub(since.elapsed());
         }
         self.bytes += bytes;
-        if self.bytes >= GOES_ON {
-            (self.bytes, self.left) = (0, self.most);
+        if self.bytes >= PROGRESS {
+            self.bytes = 0;
+            self.remaining = self.limit;
         }
     }
 
     fn waits(&mut self, cx: &mut Context<'_>) -> Poll<Silent> {
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.left)));
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.remaining)));
         if self.waiting.is_none() {
             let now = Instant::now();
             self.waiting = Some(now);
-            sleep.as_mut().reset(now + self.left);
+            sleep.as_mut().reset(now + self.remaining);
         }
-        sleep.as_mut().poll(cx).map(|()| Silent(self.most))
+        sleep.as_mut().poll(cx).map(|()| Silent(self.limit))
     }
 }
 
@@ -149,7 +150,7 @@ mod tests {
             assert!(!over(&mut patience));
             tokio::time::advance(29 * SECOND).await;
             assert!(!over(&mut patience));
-            patience.came(GOES_ON);
+            patience.came(PROGRESS);
         }
         // No one reads the body.
         tokio::time::advance(1000 * SECOND).await;

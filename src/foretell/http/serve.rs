@@ -27,9 +27,9 @@ use crate::http::activity::{Activity, Overdue, UnderWay};
 use crate::http::body::{Body, BoxError};
 use crate::http::connections::{ConnectionSlot, Connections};
 use crate::http::head;
-use crate::http::listen::{App, Bounds, Peer};
 use crate::http::opening::Protocol;
 use crate::http::request::RequestBody;
+use crate::http::service::{App, Bounds, Peer};
 use crate::http::socket::Socket;
 
 /// Maximum buffer of hyper for an HTTP/2 stream that is not read, in each direction, bytes.
@@ -57,7 +57,7 @@ const PING: Duration = Duration::from_mins(1);
 /// Time limit of the answer to a ping.
 const PONG: Duration = Duration::from_secs(20);
 
-/// Maximum size of a head that hyper gets as a whole, bytes; it refuses longer ones itself.
+/// Maximum size of a head that hyper gets at once, bytes; it refuses longer ones itself.
 fn head_bytes(bounds: &Bounds) -> usize {
     bounds.header_bytes.saturating_add(bounds.uri.min(TARGET)).max(8 << 10)
 }
@@ -160,11 +160,11 @@ struct Until<'a> {
 impl Until<'_> {
     /// Waits for the connection's first head; `None` if it has ended, or is to end.
     async fn open<S: AsyncRead + Unpin>(&mut self, socket: &mut Socket<S>) -> Option<Protocol> {
-        let most = head_bytes(self.bounds);
+        let max_bytes = head_bytes(self.bounds);
         loop {
             tokio::select! {
                 biased;
-                opened = poll_fn(|cx| socket.poll_open(cx, most)) => {
+                opened = poll_fn(|cx| socket.poll_open(cx, max_bytes)) => {
                     return opened
                         .inspect_err(|error| tracing::debug!(%error, "connection ended"))
                         .ok()
@@ -172,8 +172,8 @@ impl Until<'_> {
                 }
                 why = poll_fn(|cx| self.activity.poll_overdue(cx, self.bounds, self.sleep.as_mut())) => {
                     // A head that has begun is waited for, as hyper does.
-                    let asked = matches!(why, Overdue::Idle | Overdue::Stopped);
-                    if !asked || socket.is_unused() {
+                    let may_finish = matches!(why, Overdue::Idle | Overdue::Stopped);
+                    if !may_finish || socket.is_unused() {
                         return None;
                     }
                     self.activity.leave();
@@ -182,7 +182,7 @@ impl Until<'_> {
         }
     }
 
-    /// Serves the connection until it has ended, or is overdue. `stop` asks it to end.
+    /// Serves the connection until it has ended, or is overdue. `stop` begins its graceful end.
     async fn end<C>(&mut self, mut served: Pin<Box<C>>, stop: impl Fn(Pin<&mut C>))
     where
         C: Future<Output = hyper::Result<()>>,
@@ -204,7 +204,7 @@ impl Until<'_> {
                         self.activity.leave();
                         stop(served.as_mut());
                     }
-                    Overdue::Head | Overdue::Left | Overdue::Cut => return,
+                    Overdue::Head | Overdue::Lingering | Overdue::Cut => return,
                     Overdue::Blocked => {
                         return tracing::info!(peer = %self.peer.address, "cut: the client does not read");
                     }
@@ -216,7 +216,7 @@ impl Until<'_> {
 
 /// Answers one request, or refuses it because of its head.
 ///
-/// hyper moves the returned future and keeps room for it on every connection. So it holds the
+/// hyper moves the returned future and reserves room for it on every connection. So it contains the
 /// request, and the much larger future of its answer is created when it is polled.
 fn answer<A: App>(
     serving: &Arc<Serving<A>>,
@@ -264,8 +264,10 @@ fn answer<A: App>(
 
 /// Sets `Host` from a target in absolute form, which takes precedence (RFC 9112, 3.2.2).
 fn name_host(head: &mut http::request::Parts, old: bool) {
-    let authority = head.uri.authority().filter(|_| old);
-    if let Some(host) = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()) {
+    if old
+        && let Some(authority) = head.uri.authority()
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
         head.headers.insert(HOST, host);
     }
 }

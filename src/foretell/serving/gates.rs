@@ -79,7 +79,6 @@ impl Seen {
 }
 
 impl GateWatch {
-    /// A watch over these parts of a running proxy.
     pub fn new(
         runner: Arc<SessionRunner>,
         policies: Arc<PolicyStore>,
@@ -90,7 +89,7 @@ impl GateWatch {
     }
 
     /// Reads the gates once a second until `stop`.
-    pub async fn keep_looking(self: Arc<Self>, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
