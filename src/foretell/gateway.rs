@@ -31,7 +31,7 @@ use foretell_core::words::Mode;
 /// The settings of the gateway.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where clients connect; port 0 takes a free one.
+    /// Addresses for clients; port 0 takes a free one.
     pub listen: Vec<Endpoint>,
     /// The address of the admin listener; `None` opens none.
     pub admin: Option<SocketAddr>,
@@ -47,7 +47,7 @@ pub struct Settings {
     pub mode: Mode,
     /// True if clients may lower the mode by `x-foretell`.
     pub client_control: bool,
-    /// How the tenant of a request is found.
+    /// Header and fallback for the tenant of a request.
     pub tenant: Tenant,
     /// Limits on requests and connections.
     pub limits: Limits,

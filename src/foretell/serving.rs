@@ -36,6 +36,7 @@ use crate::clock::Clock;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Identity, ServerKnowledge};
 use crate::learning::Learnt;
+use crate::learning::comparison::Drawn;
 use crate::learning::corpus::{CorpusAccess, CorpusHandle};
 use crate::learning::recording::{Record, Recorder};
 use crate::observe::Observer;
@@ -155,26 +156,32 @@ impl SessionRunner {
         parsing::note(identity, request, &self.setup.learnt.answer_traits(identity))
     }
 
-    /// Makes every decision that precedes the first call; the error is the reason for a relay.
-    fn prepare(&self, exchange: &Exchange) -> Result<Run, Relay> {
-        let request = &exchange.request;
-        let knowledge = self.setup.identities.knowledge(&exchange.replica);
-        let backend = exchange.replica.backend();
+    /// The policy's ruling, and the draw of its control group; the error is the reason for a relay.
+    fn rule(
+        &self,
+        exchange: &Exchange,
+        knowledge: Option<&ServerKnowledge>,
+    ) -> Result<(Ruling, Drawn), Relay> {
+        let client = &exchange.client;
+        let tenant = client.tenant.as_deref();
         let admitted = Admitted {
-            head: Subjects {
-                api: exchange.client.api,
-                headers: &exchange.sent,
-                tenant: exchange.client.tenant.as_deref(),
-            },
-            request,
-            control: exchange.client.control,
-            backend,
-            mode: exchange.client.mode,
+            head: Subjects { api: client.api, headers: &exchange.sent, tenant },
+            request: &exchange.request,
+            control: client.control,
+            backend: exchange.replica.backend(),
+            mode: client.mode,
         };
         let begun = Instant::now();
-        let ruled = self.setup.rulebook.rule(&admitted, knowledge.as_deref(), &self.setup.drafters);
+        let ruled = self.setup.rulebook.rule(&admitted, knowledge, &self.setup.drafters);
         exchange.shared.observer.metrics().overhead(Stage::Decide, begun.elapsed());
-        let (ruling, drawn) = ruled?;
+        ruled
+    }
+
+    /// Makes every decision that precedes the first call; the error is the reason for a relay.
+    fn prepare(&self, exchange: &Exchange) -> Result<Run, Relay> {
+        let (request, backend) = (&exchange.request, exchange.replica.backend());
+        let knowledge = self.setup.identities.knowledge(&exchange.replica);
+        let (ruling, drawn) = self.rule(exchange, knowledge.as_deref())?;
         let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else {
             return Err(RelayReason::NoVerifyMethod.into());
         };
@@ -184,11 +191,11 @@ impl SessionRunner {
         let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
-        let sampling = if identity.engine.dialect.quirks().shares_noise {
-            Sampling { seed: Some(seed), ..ruling.sampling.clone() }
-        } else {
-            ruling.sampling.clone()
-        };
+        let noise_is_known = identity.engine.dialect.quirks().shares_noise;
+        let mut sampling = ruling.sampling.clone();
+        if noise_is_known {
+            sampling.seed = Some(seed);
+        }
         let drafter = self.drafter(&ruling, identity);
         let model = drafter.as_ref().map(|drafter| control.model(&drafter.name));
         let drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
@@ -199,7 +206,6 @@ impl SessionRunner {
         } else {
             None
         };
-        let noise_is_known = identity.engine.dialect.quirks().shares_noise;
         // A head runs in the target, so it samples with the target's noise.
         let head = identity.engine.proposes > 0 && ruling.rules.lookups.contains(&LookupSpec::Head);
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);

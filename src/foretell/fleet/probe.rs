@@ -34,7 +34,7 @@ const PAGES: &str = include_str!("probe/pages.txt");
 
 /// Maximum time that one probe waits for moments without requests of clients, all its calls
 /// together; after that it is one more client.
-const GIVES_WAY: Duration = Duration::from_mins(1);
+const MAX_DEFERRAL: Duration = Duration::from_mins(1);
 /// Interval of looking for such a moment.
 const LOOK: Duration = Duration::from_millis(20);
 /// Maximum length of a refusal that is read, bytes.
@@ -177,7 +177,7 @@ async fn drive(
     clock: &Clock,
     limits: &Limits,
 ) -> Findings {
-    let (mut until, mut patience) = (Instant::now() + limits.within, GIVES_WAY);
+    let (mut until, mut patience) = (Instant::now() + limits.within, MAX_DEFERRAL);
     loop {
         let waited = give_way(replica, patience).await;
         until += waited;

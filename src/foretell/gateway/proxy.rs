@@ -120,7 +120,7 @@ struct Eligible {
     permit: OwnedSemaphorePermit,
     /// Covers the parsed body and all memory of the session.
     memory: Reservation,
-    /// When the complete body had been received.
+    /// Time at which the complete body had been received.
     received: Instant,
 }
 
@@ -187,9 +187,9 @@ impl Proxy {
         };
         let backend = |body: &[u8]| translate::backend_of(fleet, api, body);
         let (request, back) =
-            translate::enter(request, api, backend, self.limits.speculate_body, memory).await;
+            translate::translate_request(request, api, backend, self.limits.speculate_body, memory).await;
         let response = self.begin(request).await;
-        translate::leave(response, back, memory).await
+        translate::translate_answer(response, back, memory).await
     }
 
     async fn begin(&self, request: Request<RequestBody>) -> Response<Body> {

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::process::{Tenant, TenantFallback};
 
-/// Why a request is refused for its tenant: another reader could find another one.
+/// Reason that a request is refused for its tenant: other servers could read another tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
     /// The configured header occurs more than once. (Two `Authorization` fields are refused with
@@ -40,7 +40,7 @@ pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Opt
     })
 }
 
-/// Why the tenant of a request that `peer` has sent is doubtful; `None` if it is not.
+/// Reason that the tenant of a request from `peer` is doubtful; `None` if it is not.
 pub fn doubt(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<Doubt> {
     let mut values = headers.get_all(configured.header.as_deref()?).iter();
     let value = values.next()?;

@@ -49,9 +49,9 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientApi(pub Api);
 
-/// The answer that the client of a translated request is to get.
+/// The form of the answer to a translated request.
 #[derive(Debug)]
-pub(crate) enum Back {
+pub(crate) enum AnswerForm {
     /// A message.
     Message,
     /// A response that repeats this, with the memory reserved for it.
@@ -77,13 +77,13 @@ pub(crate) struct Backend {
 /// The request to serve, and the form of the client's answer. `backend_of` finds the backend by the
 /// body; `None`: requests of this API are passed on to it unchanged. A request that is not
 /// translated has [`Untranslated`] as an extension.
-pub(crate) async fn enter(
+pub(crate) async fn translate_request(
     request: Request<RequestBody>,
     api: Api,
     backend_of: impl FnOnce(&[u8]) -> Option<Backend>,
     limit: usize,
     memory: &Arc<Memory>,
-) -> (Request<RequestBody>, Option<Back>) {
+) -> (Request<RequestBody>, Option<AnswerForm>) {
     if route::is_encoded(request.headers()) {
         return (request, None);
     }
@@ -114,7 +114,7 @@ pub(crate) async fn enter(
         Err(refused @ Untranslated::Refused { .. }) => {
             parts.extensions.insert(refused);
             // Errors of the Responses API are those of chats.
-            (Bytes::new(), (api == Api::Messages).then_some(Back::Message))
+            (Bytes::new(), (api == Api::Messages).then_some(AnswerForm::Message))
         }
     };
     parts.extensions.insert(ClientApi(api));
@@ -136,7 +136,7 @@ fn chat(
     body: &[u8],
     backend: Backend,
     mut memory: Reservation,
-) -> Result<(Bytes, Back), Untranslated> {
+) -> Result<(Bytes, AnswerForm), Untranslated> {
     let Backend { thinking, continuous_usage, .. } = backend;
     let malformed = || Untranslated::Refused {
         path: BODY.to_owned(),
@@ -147,10 +147,10 @@ fn chat(
         Api::Responses => {
             let (chat, request) = responses::translate(&parsed, thinking)?;
             let reserved = memory.split(request.bytes() as u64);
-            (chat, Back::Response(Box::new(request), reserved))
+            (chat, AnswerForm::Response(Box::new(request), reserved))
         }
         Api::Messages | Api::Completion(_) => {
-            (anthropic::translate(&parsed, System::Merged, thinking)?, Back::Message)
+            (anthropic::translate(&parsed, System::Merged, thinking)?, AnswerForm::Message)
         }
     };
     if let Some(options) = chat.get_mut("stream_options").and_then(Value::as_object_mut)
@@ -188,15 +188,15 @@ fn broken(error: BoxError) -> Body {
 }
 
 /// Translates the answer to a chat to the client's API; unchanged if `back` is `None`.
-pub(crate) async fn leave(
+pub(crate) async fn translate_answer(
     response: Response<Body>,
-    back: Option<Back>,
+    back: Option<AnswerForm>,
     memory: &Arc<Memory>,
 ) -> Response<Body> {
     let success = response.status().is_success();
     let back = match back {
         // Errors of the Responses API are those of chats.
-        Some(Back::Response(..)) if !success => return response,
+        Some(AnswerForm::Response(..)) if !success => return response,
         None => return response,
         Some(back) => back,
     };
@@ -207,8 +207,8 @@ pub(crate) async fn leave(
     let seed = random::fresh_seed();
     if success && !encoded && headers::is_event_stream(&parts.headers) {
         let body = match back {
-            Back::Message => translating(body, anthropic::Events::stream(seed), None),
-            Back::Response(request, reserved) => {
+            AnswerForm::Message => translating(body, anthropic::Events::stream(seed), None),
+            AnswerForm::Response(request, reserved) => {
                 translating(body, responses::Events::stream(*request, seed), Some(reserved))
             }
         };
@@ -229,7 +229,7 @@ pub(crate) async fn leave(
     Response::from_parts(parts, full(text))
 }
 
-impl Back {
+impl AnswerForm {
     /// Status and JSON for a chat's answer that is not streamed.
     fn translated(&self, answer: Option<&Value>, status: StatusCode, seed: u64) -> (StatusCode, String) {
         if !status.is_success() {
@@ -356,7 +356,7 @@ mod tests {
             r#"{"id":"c","model":"m","choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}"#;
         for (encoding, status) in [("identity", 200), ("gzip", 502)] {
             let answer = Response::builder().header(CONTENT_ENCODING, encoding).body(full(chat)).unwrap();
-            let answer = leave(answer, Some(Back::Message), &memory).await;
+            let answer = translate_answer(answer, Some(AnswerForm::Message), &memory).await;
             assert_eq!(answer.status(), status, "{encoding}");
             assert!(!answer.headers().contains_key(CONTENT_ENCODING));
         }
@@ -370,7 +370,7 @@ mod tests {
                 let request = Request::post("/v1/messages").body(RequestBody::resumed(full(body))).unwrap();
                 let memory = Memory::new(1 << 20);
                 let (request, back) =
-                    enter(request, Api::Messages, |_| Some(backend), 1 << 16, &memory).await;
+                    translate_request(request, Api::Messages, |_| Some(backend), 1 << 16, &memory).await;
                 assert_eq!((request.uri().path() == "/v1/messages", back.is_none()), (has_api, has_api));
                 let reason = request.extensions().get::<Untranslated>();
                 assert_eq!(matches!(reason, Some(Untranslated::Passed { .. })), has_api, "{reason:?}");

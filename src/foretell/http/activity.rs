@@ -19,8 +19,8 @@ use crate::http::workers::Share;
 
 /// Time for an HTTP/2 client to react to `GOAWAY`, counted from sending it.
 const LINGER: Duration = Duration::from_secs(10);
-/// The same while other clients wait for a connection slot.
-const HURRY: Duration = Duration::from_secs(1);
+/// As [`LINGER`], while other clients wait for a connection slot.
+const SHORT_LINGER: Duration = Duration::from_secs(1);
 
 /// State of one connection.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl Activity {
     /// Requests that the connection ends once it serves no request.
     pub fn leave(&self) {
         let mut state = self.state.lock();
-        state.leaving = Some(Instant::now() + if state.wanted { HURRY } else { LINGER });
+        state.leaving = Some(Instant::now() + if state.wanted { SHORT_LINGER } else { LINGER });
     }
 
     /// True if it was requested to end.

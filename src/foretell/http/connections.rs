@@ -21,7 +21,7 @@ use crate::http::head::Refusal;
 /// probes of backends.
 const RESERVED: u64 = 64;
 /// Minimum number of slots, regardless of limits.
-const FEWEST: usize = 8;
+const MIN_SLOTS: usize = 8;
 /// A connection that has been idle this long may be evicted.
 const IDLE: Duration = Duration::from_millis(500);
 /// Interval between two attempts to evict while no slot is free.
@@ -39,7 +39,7 @@ pub fn max_clients() -> usize {
 /// Client slots for this many descriptors: each client needs one for itself and one for a backend.
 fn slots(descriptors: u64) -> usize {
     let slots = descriptors.saturating_sub(RESERVED) / 2;
-    usize::try_from(slots).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
+    usize::try_from(slots).unwrap_or(usize::MAX).clamp(MIN_SLOTS, Semaphore::MAX_PERMITS)
 }
 
 /// The client connections of a set of listeners.
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn each_client_has_two_descriptors_and_some_are_kept_back() {
-        assert_eq!([0, 64, 256, 1024].map(slots), [FEWEST, FEWEST, 96, 480]);
+        assert_eq!([0, 64, 256, 1024].map(slots), [MIN_SLOTS, MIN_SLOTS, 96, 480]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -21,9 +21,9 @@ pub use crate::http::service::{App, Bounds, Peer};
 use crate::http::workers::Workers;
 
 /// Minimum time between two log lines about failed accepts.
-const QUIET: Duration = Duration::from_mins(1);
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
 /// Pause of a listener after a failed accept.
-const BREATH: Duration = Duration::from_millis(20);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Address and TLS settings of a listener.
 #[derive(Clone, Debug)]
@@ -102,7 +102,7 @@ pub async fn serve_on(
             connections.fail();
             connections.evict();
             failures.log(&error);
-            tokio::time::sleep(BREATH).await;
+            tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
     drop(listener);
@@ -129,7 +129,7 @@ async fn next(
     Ok((stream, address, connections.slot(connections.room().await)))
 }
 
-/// Logs failed accepts: at most one line per [`QUIET`], with their number since the last line.
+/// Logs failed accepts: at most one line per [`LOG_INTERVAL`], with their number since then.
 #[derive(Default)]
 struct Failures {
     logged: Option<Instant>,
@@ -139,7 +139,7 @@ struct Failures {
 impl Failures {
     fn log(&mut self, error: &io::Error) {
         self.since += 1;
-        if self.logged.is_none_or(|logged| logged.elapsed() >= QUIET) {
+        if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
             tracing::warn!(%error, count = self.since, "connections could not be accepted");
             self.logged = Some(Instant::now());
             self.since = 0;

@@ -34,7 +34,7 @@ use crate::http::socket::Socket;
 
 /// Maximum buffer of hyper for an HTTP/2 stream that is not read, in each direction, bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// The same for all streams of a connection together.
+/// As [`STREAM_WINDOW`], for all streams of a connection together.
 const CONNECTION_WINDOW: u32 = 256 << 10;
 /// Longest request target that hyper accepts, bytes.
 const TARGET: usize = 64 << 10;
@@ -128,7 +128,7 @@ where
     let sleep = tokio::time::sleep(bounds.header_timeout);
     tokio::pin!(sleep);
     let mut socket = Socket::new(stream, slot, bounds.uri);
-    let mut until = Until { activity: &activity, bounds: &bounds, sleep, peer };
+    let mut until = Deadlines { activity: &activity, bounds: &bounds, sleep, peer };
     let Some(protocol) = until.open(&mut socket).await else { return };
     let streams = STREAMS.min(connections.limit().div_ceil(4));
     let service = {
@@ -150,14 +150,14 @@ where
 }
 
 /// Time limits of a connection.
-struct Until<'a> {
+struct Deadlines<'a> {
     activity: &'a Activity,
     bounds: &'a Bounds,
     sleep: Pin<&'a mut Sleep>,
     peer: Peer,
 }
 
-impl Until<'_> {
+impl Deadlines<'_> {
     /// Waits for the connection's first head; `None` if it has ended, or is to end.
     async fn open<S: AsyncRead + Unpin>(&mut self, socket: &mut Socket<S>) -> Option<Protocol> {
         let max_bytes = head_bytes(self.bounds);
@@ -227,14 +227,14 @@ fn answer<A: App>(
 ) -> impl Future<Output = Result<Response<Answered>, Infallible>> + Send + use<A> {
     let mut under_way = activity.request(request.version());
     let (serving, activity) = (Arc::clone(serving), Arc::clone(activity));
-    let old = request.version() <= Version::HTTP_11;
+    let is_http1 = request.version() <= Version::HTTP_11;
     let (mut head, body) = request.into_parts();
     let request = if let Some(refusal) = head::refusal(&head, &serving.bounds) {
         connections.refuse(refusal);
         tracing::debug!(peer = %peer.address, code = refusal.code(), "request refused");
         Err(refusal)
     } else {
-        name_host(&mut head, old);
+        name_host(&mut head, is_http1);
         head.extensions.insert(peer);
         Ok(Request::from_parts(head, RequestBody::new(body, serving.bounds.body)))
     };
@@ -251,20 +251,20 @@ fn answer<A: App>(
         // The request was not read to its end, so the connection will close, which the header
         // announces.
         let unread = refused || response.status() == StatusCode::REQUEST_TIMEOUT;
-        if old && unread {
+        if is_http1 && unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             activity.switch();
         }
-        under_way.window_shut(!old);
-        Ok(response.map(|body| Answered { body, failed: None, under_way, old, _room: room }))
+        under_way.window_shut(!is_http1);
+        Ok(response.map(|body| Answered { body, failed: None, under_way, is_http1, _room: room }))
     }
 }
 
 /// Sets `Host` from a target in absolute form, which takes precedence (RFC 9112, 3.2.2).
-fn name_host(head: &mut http::request::Parts, old: bool) {
-    if old
+fn name_host(head: &mut http::request::Parts, is_http1: bool) {
+    if is_http1
         && let Some(authority) = head.uri.authority()
         && let Ok(host) = HeaderValue::from_str(authority.as_str())
     {
@@ -279,7 +279,7 @@ struct Answered {
     failed: Option<BoxError>,
     under_way: UnderWay,
     /// True for HTTP/1.1, where the socket detects that the client does not read.
-    old: bool,
+    is_http1: bool,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -295,7 +295,7 @@ impl http_body::Body for Answered {
             return Poll::Ready(Some(Err(error)));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if !self.old {
+        if !self.is_http1 {
             self.under_way.window_shut(polled.is_ready());
         }
         match polled {
@@ -335,7 +335,7 @@ mod tests {
             body: StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync(),
             failed: None,
             under_way: Activity::begin().request(Version::HTTP_11),
-            old: true,
+            is_http1: true,
             _room: None,
         };
         let mut polled = || {

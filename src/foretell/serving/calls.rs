@@ -111,8 +111,8 @@ pub struct Calls(Arc<Common>);
 /// Pause before the next call if a new connection does not show which process it leads to.
 const UNTIED_PAUSE: Duration = Duration::from_secs(1);
 
-/// Reason for which a call has no usable answer.
-enum Missed {
+/// Reason that a call has no usable answer.
+enum NoAnswer {
     /// It failed, or the backend answered with `Retry-After`.
     Fault(Fault),
     /// The engine answered that this verification method cannot decide this draft, which is no
@@ -222,13 +222,13 @@ impl Calls {
     }
 
     /// The body of an answer, unless it shows that another process than the session's sent it.
-    fn of_this_process(&self, body: Vec<u8>) -> Result<Vec<u8>, Missed> {
+    fn of_this_process(&self, body: Vec<u8>) -> Result<Vec<u8>, NoAnswer> {
         let origin = Origin::of_body(&body);
         // A process that always names itself sends no answer without its name.
         if self.is_unnamed(&origin) {
-            return Err(Missed::Fault(Fault::Verify));
+            return Err(NoAnswer::Fault(Fault::Verify));
         }
-        if self.is_from_there(origin) { Ok(body) } else { Err(Missed::Fault(Fault::Changed)) }
+        if self.is_from_there(origin) { Ok(body) } else { Err(NoAnswer::Fault(Fault::Changed)) }
     }
 
     /// True if an answer lacks the name that this process puts into all of its answers.
@@ -389,7 +389,7 @@ impl Calls {
             && call.body.len() <= self.0.limits.bytes_max
         {
             // It only fills the engine's prefix cache, so its answer and most errors are ignored.
-            if let Err(Missed::Fault(fault @ (Fault::Lost | Fault::Changed))) =
+            if let Err(NoAnswer::Fault(fault @ (Fault::Lost | Fault::Changed))) =
                 self.answer(call, Some(round), None).await
             {
                 return Event::Fault(fault);
@@ -430,8 +430,10 @@ impl Calls {
         let answers = calls.into_iter().map(|call| self.answer(call, Some(round), Some(put.method)));
         let bodies = match futures_util::future::try_join_all(answers).await {
             Ok(bodies) => bodies,
-            Err(Missed::Fault(fault)) => return Err(fault),
-            Err(Missed::Undecided) => return Ok(VerifyResult { put: Some(made), ..VerifyResult::default() }),
+            Err(NoAnswer::Fault(fault)) => return Err(fault),
+            Err(NoAnswer::Undecided) => {
+                return Ok(VerifyResult { put: Some(made), ..VerifyResult::default() });
+            }
         };
         self.0.answer_traits.reads(&bodies);
         let mut result = self.0.engine.result(put, request, &bodies).map_err(|unreadable| {
@@ -468,16 +470,16 @@ impl Calls {
         call: Call,
         round: Option<u32>,
         method: Option<VerifyMethod>,
-    ) -> Result<Vec<u8>, Missed> {
+    ) -> Result<Vec<u8>, NoAnswer> {
         let sent = self.send(call, round).await;
-        let response = sent.map_err(|error| Missed::Fault(self.fault_of(&error, Fault::Verify)))?;
+        let response = sent.map_err(|error| NoAnswer::Fault(self.fault_of(&error, Fault::Verify)))?;
         let status = response.status();
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            return Err(Missed::Fault(retry_after(response.headers())));
+            return Err(NoAnswer::Fault(retry_after(response.headers())));
         }
         let body = gather::read_all(response.into_body(), self.0.limits.bytes_max).await;
         let body = body.map_err(|unread| {
-            Missed::Fault(match unread {
+            NoAnswer::Fault(match unread {
                 Unread::Broken(_) => self.lost(Fault::Verify),
                 Unread::TooLong(_) => Fault::Verify,
             })
@@ -487,9 +489,9 @@ impl Calls {
             (StatusCode::OK, Some(_)) => self.of_this_process(body),
             (StatusCode::OK, _) => Ok(body),
             (status, Some(method)) if codec.tells_nothing(method, status.as_u16(), &body) => {
-                Err(Missed::Undecided)
+                Err(NoAnswer::Undecided)
             }
-            _ => Err(Missed::Fault(Fault::Verify)),
+            _ => Err(NoAnswer::Fault(Fault::Verify)),
         }
     }
 

@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode};
 
 use super::calls::Calls;
 use super::exchange::{Exchange, Served};
-use super::run::{Brought, Run, may_refuse_fields};
+use super::run::{AnswerBody, Run, may_refuse_fields};
 use crate::http::gather;
 use foretell_core::control::Presence;
 use foretell_core::session::Decode;
@@ -75,7 +75,7 @@ impl Run {
             exchange.slot.record.gathers();
         }
         exchange.slot.record.answered(head.status, &head.headers);
-        Box::pin(self.answer(exchange, calls, head, Brought::FirstToken(first), sent, prediction)).await
+        Box::pin(self.answer(exchange, calls, head, AnswerBody::FirstToken(first), sent, prediction)).await
     }
 
     /// Passes the client's request on. It counts among those that the engine computes.

@@ -178,8 +178,8 @@ fn drafters(policy: &Policy) -> Vec<Drafts<'_>> {
 }
 
 impl SessionRunner {
-    /// True if, at some temperature, the share of accepted first tokens of all these drafters on a
-    /// replica is below `min_acceptance`, and at none that of one is above.
+    /// True if the acceptance of first tokens of all these drafters on a replica is below
+    /// `min_acceptance` at some temperature, and that of none is above it at any temperature.
     fn refuses(&self, replica: &Arc<Replica>, drafters: &[Drafts<'_>], min_acceptance: f64) -> bool {
         let Some(control) = self.learnt(replica) else { return false };
         let id = |drafter: &Drafts<'_>| match drafter {

@@ -72,17 +72,17 @@ pub struct PlainStream {
     /// Tokens withheld because only the next event shows whether they end the text.
     pending: Option<(Value, Box<Chunk>)>,
     /// Tokens read so far.
-    brought: usize,
+    tokens_read: usize,
     /// Tokens so far, as the engine counts them; `None` if it does not.
     count: Option<u32>,
-    /// An incomplete character at the end of the output must be sent as U+FFFD.
-    owed: bool,
+    /// An incomplete character at the end of the output is sent as U+FFFD.
+    replaces_incomplete: bool,
     /// The events read since they were last taken: their bytes and their data.
     passing: Vec<(Vec<u8>, Value)>,
     /// The `x-request-id` that was sent, and the one that its events are to name instead.
     renamed: Option<(String, String)>,
     /// Its events name the id that was sent.
-    ours: bool,
+    has_sent_id: bool,
 }
 
 impl PlainStream {
@@ -97,10 +97,10 @@ impl PlainStream {
         Form { buffered, parsed, longest }: Form,
         renamed: Option<(String, String)>,
     ) -> Self {
-        let owed = buffered && !parsed && engine.broken_end == BrokenEnd::LeftOutOfStreams;
+        let replaces_incomplete = buffered && !parsed && engine.broken_end == BrokenEnd::LeftOutOfStreams;
         let plain_stream = Self::new(id, engine, RequestKind::First, StreamState::Reading(body));
         let decoder = if buffered { sse::Decoder::new(longest) } else { sse::Decoder::keeping(longest) };
-        Self { decoder, owed, renamed, ..plain_stream }
+        Self { decoder, replaces_incomplete, renamed, ..plain_stream }
     }
 
     /// The first token of a chat, in the events with which its stream would have begun: a client
@@ -136,18 +136,18 @@ impl PlainStream {
             decoder: sse::Decoder::new(sse::EVENT_BYTES),
             events: VecDeque::new(),
             pending: None,
-            brought: 0,
+            tokens_read: 0,
             count: None,
-            owed: false,
+            replaces_incomplete: false,
             passing: Vec::new(),
             renamed: None,
-            ours: false,
+            has_sent_id: false,
         }
     }
 
     /// True if its answer has an id that no other answer of the engine has.
-    pub fn is_ours(&self) -> bool {
-        self.ours
+    pub fn has_sent_id(&self) -> bool {
+        self.has_sent_id
     }
 
     /// Reads to the end of the stream, so that the connection can be reused.
@@ -284,7 +284,7 @@ impl PlainStream {
     fn rename(&mut self, event: &mut sse::Message) {
         let Some((sent, clients)) = &self.renamed else { return };
         if event.data.contains(sent.as_str()) {
-            self.ours = true;
+            self.has_sent_id = true;
             event.data = event.data.replace(sent.as_str(), clients);
             event.raw = match String::from_utf8(std::mem::take(&mut event.raw)) {
                 Ok(raw) => raw.replace(sent.as_str(), clients).into_bytes(),
@@ -302,10 +302,14 @@ impl PlainStream {
     /// Marks an event doubtful if the number of tokens read differs from the engine's count, and
     /// withholds tokens whose meaning depends on the next event.
     fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<PlainEvent> {
-        self.brought += chunk.tokens.len();
-        chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.brought);
+        self.tokens_read += chunk.tokens.len();
+        chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.tokens_read);
         let more = chunk.count.zip(self.count).is_some_and(|(now, before)| now > before);
-        if self.owed && more && chunk.tokens.is_empty() && chunk.finish.as_deref() == Some("length") {
+        if self.replaces_incomplete
+            && more
+            && chunk.tokens.is_empty()
+            && chunk.finish.as_deref() == Some("length")
+        {
             chunk.text.push(char::REPLACEMENT_CHARACTER);
         }
         self.count = chunk.count.or(self.count);

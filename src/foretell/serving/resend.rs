@@ -1,4 +1,4 @@
-//! Resends a stream's request, without a session, after its first call brought nothing.
+//! Resends a stream's request, without a session, after its first call had no usable answer.
 //!
 //! The client has received the head and no event, so the backend's answer to the client's request
 //! can follow unchanged, byte by byte. It counts as relayed, with reason `fault`.

@@ -45,8 +45,8 @@ const MAX_PREDICTED: usize = 32 << 10;
 /// Maximum delay of the first token by a prediction that is still being encoded.
 const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
 
-/// The answer to the first call.
-pub(super) enum Brought {
+/// The body of the answer to the first call.
+pub(super) enum AnswerBody {
     /// The beginning of a stream.
     Stream(Answer),
     /// One answer of one token.
@@ -84,7 +84,7 @@ impl FirstAnswer {
     }
 }
 
-/// True for the statuses with which servers refuse a body that they could not have taken before.
+/// True for the statuses with which servers refuse a body for its size or its additional fields.
 pub(super) fn may_refuse_fields(status: StatusCode) -> bool {
     matches!(
         status,
@@ -167,7 +167,7 @@ impl Run {
         }
         exchange.slot.record.answered(response.status(), response.headers());
         let (head, body) = response.into_parts();
-        Box::pin(self.answer(exchange, calls, head, Brought::Stream(body), sent, prediction)).await
+        Box::pin(self.answer(exchange, calls, head, AnswerBody::Stream(body), sent, prediction)).await
     }
 
     /// The answer is in another form than requested: nothing of it is passed on, and the client's
@@ -273,12 +273,12 @@ impl Run {
         exchange: Exchange,
         calls: Calls,
         head: Parts,
-        brought: Brought,
+        body: AnswerBody,
         sent: (Presence, Tick),
         prediction: impl Future<Output = Arc<[TokenId]>>,
     ) -> Served {
         let mut start = self.start(&exchange.request);
-        if let Brought::FirstToken(first) = &brought {
+        if let AnswerBody::FirstToken(first) = &body {
             start.first_token_alone = true;
             start.decode = self.decoder(&first.prompt, &exchange.request);
             start.prompt = Some(first.prompt.clone());
@@ -294,9 +294,9 @@ impl Run {
         let engine = Arc::clone(&self.plan.identity.engine);
         let longest = sse::longest_event(exchange.body.len());
         let form = Form { buffered: !stream, parsed: self.plan.parses, longest };
-        let plain_stream = match brought {
-            Brought::Stream(body) => PlainStream::begun(id, engine, body, form, calls.renamed()),
-            Brought::FirstToken(first) => {
+        let plain_stream = match body {
+            AnswerBody::Stream(body) => PlainStream::begun(id, engine, body, form, calls.renamed()),
+            AnswerBody::FirstToken(first) => {
                 PlainStream::first_token(id, engine, &first, !stream, calls.renamed())
             }
         };

@@ -189,8 +189,8 @@ impl SessionLoop {
         }
     }
 
-    /// Runs the session to its end. Hands the request back if its first call brought nothing and it
-    /// may be resent.
+    /// Runs the session to its end. Hands the request back if its first call had no usable answer
+    /// and it may be resent.
     pub async fn run(mut self) -> Result<Ended, Box<Unanswered>> {
         let mut summary = loop {
             match self.settle().await {
@@ -280,7 +280,7 @@ impl SessionLoop {
         }
         match parts.message {
             Some(message) => self.sink.set_message(message),
-            // The parts of the server's stream replace them, where it has brought all of it.
+            // The parts in the server's stream are used, if that contained the complete output.
             None if self.first_answer.is_current && !summary.speculated => {}
             None => {
                 summary.finish = None;
@@ -369,7 +369,7 @@ impl SessionLoop {
         other
     }
 
-    /// The engine's count of output tokens, if the first call brought the complete output: the
+    /// The engine's count of output tokens, if the first call had the complete output: the
     /// number that the client would get without Foretell.
     fn engine_count(&self, summary: &Summary) -> Option<u32> {
         let by_first = self.first_answer.is_current && !summary.speculated && summary.finish.is_some();
@@ -476,7 +476,9 @@ impl SessionLoop {
     /// otherwise.
     fn abandon(&mut self, plain_stream: PlainStream) {
         let goes_on = self.first_answer.is_current && !self.session.is_over();
-        if goes_on && plain_stream.is_ours() && self.answer_traits.may_end_with_news(self.sink.shows_usage())
+        if goes_on
+            && plain_stream.has_sent_id()
+            && self.answer_traits.may_end_with_news(self.sink.shows_usage())
         {
             let (route, calls) = (self.sink.route(), self.calls.clone());
             let traits = Arc::clone(&self.answer_traits);

@@ -280,7 +280,7 @@ pub(crate) enum Ending {
 pub(crate) struct Tapped<B, L: Listener> {
     body: B,
     /// `None` once the answer is over.
-    under: Option<(Tap<L::Content>, L)>,
+    tap: Option<(Tap<L::Content>, L)>,
     begun: bool,
     /// Memory of the tap as last reported to the listener, bytes.
     reported: u64,
@@ -294,7 +294,7 @@ const REPORT_STEP: u64 = 4096;
 impl<L: Listener> Tapped<Answer, L> {
     /// Passes `body` on, and reports to `listener`.
     pub fn new(body: Answer, tap: Tap<L::Content>, listener: L, trailers: Option<HeaderMap>) -> Self {
-        let mut tapped = Self { body, under: Some((tap, listener)), begun: false, reported: 0, trailers };
+        let mut tapped = Self { body, tap: Some((tap, listener)), begun: false, reported: 0, trailers };
         if tapped.body.is_end_stream() {
             tapped.over(Ending::Complete);
         }
@@ -304,14 +304,14 @@ impl<L: Listener> Tapped<Answer, L> {
 
 impl<B, L: Listener> Tapped<B, L> {
     fn over(&mut self, end: Ending) {
-        if let Some((tap, listener)) = self.under.take() {
+        if let Some((tap, listener)) = self.tap.take() {
             listener.over(tap.end(end == Ending::Complete), end);
         }
     }
 
     /// Reads the bytes sent so far, while there is nothing to pass on.
     fn idle(&mut self) {
-        let Some((tap, listener)) = &mut self.under else { return };
+        let Some((tap, listener)) = &mut self.tap else { return };
         tap.read();
         let bytes = tap.bytes();
         if bytes.abs_diff(self.reported) >= REPORT_STEP {
@@ -341,7 +341,7 @@ impl<L: Listener> Body for Tapped<Answer, L> {
                     headers::strip_foretell(trailers);
                     trailers.extend(this.trailers.take().unwrap_or_default());
                 }
-                if let (Some((tap, listener)), Some(data)) = (&mut this.under, frame.data_ref()) {
+                if let (Some((tap, listener)), Some(data)) = (&mut this.tap, frame.data_ref()) {
                     if !std::mem::replace(&mut this.begun, true) {
                         listener.begun();
                     }

@@ -104,7 +104,7 @@ struct Work {
     /// The session in which drafters are scored, and the id of its first call; `None` if nothing is
     /// drafted.
     session: Option<(Session, ActionId)>,
-    /// When the request was accepted.
+    /// Time at which the request was accepted.
     began: Tick,
 }
 

@@ -22,7 +22,7 @@ pub enum Auth {
     Replace(Arc<KeyFile>),
 }
 
-/// How to reach a backend at one address. Settings with the same name are replicas of one backend.
+/// Settings of a backend at one address. Settings with the same name are replicas of one backend.
 #[derive(Clone, Debug)]
 pub struct ReplicaSettings {
     /// The name in policies, logs and errors.

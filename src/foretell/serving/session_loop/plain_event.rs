@@ -18,17 +18,17 @@ use foretell_engines::openai::event::choices;
 
 /// Maximum wait for the events that follow the end of an output.
 const LAST: Duration = Duration::from_secs(1);
-/// Maximum wait for a sign that the end of a JSON answer's output is one.
+/// Maximum wait for the confirmation that the output of a JSON answer has ended.
 const UNCONFIRMED: Duration = Duration::from_secs(30);
 
 /// The continuation behind the end that a first call has reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// Nothing of the output.
+    /// No more output.
     Read,
-    /// Nothing so far, and the stream is still open.
+    /// No more output so far; the stream is still open.
     Open,
-    /// More of the output.
+    /// More output.
     GoesOn,
 }
 
