@@ -28,7 +28,6 @@ pub use crate::serving::exchange::Shared;
 use crate::serving::mode::ModeSwitch;
 use foretell_core::words::Mode;
 
-/// The settings of the gateway.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Addresses for clients; port 0 takes a free one.
@@ -43,17 +42,14 @@ pub struct Settings {
     pub require_backend: bool,
     /// A listener for `/metrics` alone; `None` opens none.
     pub metrics: Option<SocketAddr>,
-    /// The mode of the process.
     pub mode: Mode,
     /// True if clients may lower the mode by `x-foretell`.
     pub client_control: bool,
     /// Header and fallback for the tenant of a request.
     pub tenant: Tenant,
-    /// Limits on requests and connections.
     pub limits: Limits,
     /// Time limits of draining.
     pub drain: DrainTimes,
-    /// The configured backends.
     pub backends: Vec<ReplicaSettings>,
     /// Resolves the names of backends.
     pub resolver: Arc<dyn Resolve>,

@@ -51,7 +51,6 @@ enum Inner {
     Open { until: Tick },
 }
 
-/// The circuit breaker of one replica.
 #[derive(Clone, Debug)]
 pub struct Breaker {
     inner: Inner,

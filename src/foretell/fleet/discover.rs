@@ -17,10 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
 
-/// A lookup under way.
 pub type Resolving = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// Resolves names to addresses.
 pub trait Resolve: fmt::Debug + Send + Sync {
     /// Every address of `name`, in the form `HOST:PORT`.
     fn resolve(&self, name: &str) -> Resolving;

@@ -23,9 +23,7 @@ pub enum SendError {
     /// No connection: refused, unknown host, TLS.
     #[error("cannot connect to backend `{backend}` at {url}: {detail}")]
     Connect {
-        /// The backend's name.
         backend: String,
-        /// The replica's address.
         url: String,
         /// The cause that the system reports.
         detail: String,
@@ -33,30 +31,16 @@ pub enum SendError {
     #[error(
         "connecting to backend `{backend}` at {url} took too long (TLS included, where the address is https)"
     )]
-    ConnectTimeout {
-        /// The backend's name.
-        backend: String,
-        /// The replica's address.
-        url: String,
-    },
+    ConnectTimeout { backend: String, url: String },
     /// The process had no free file descriptor for a connection until the connect timeout.
     #[error("no file descriptor is left for a connection to backend `{backend}`")]
-    NoDescriptor {
-        /// The backend's name.
-        backend: String,
-    },
+    NoDescriptor { backend: String },
     /// No byte of an answer within the configured time.
     #[error("backend `{backend}` sent no answer within {after:?}")]
-    FirstByteTimeout {
-        /// The backend's name.
-        backend: String,
-        /// The configured time.
-        after: Duration,
-    },
+    FirstByteTimeout { backend: String, after: Duration },
     /// The connection ended before an answer began.
     #[error("backend `{backend}` closed the connection before it answered")]
     Closed {
-        /// The backend's name.
         backend: String,
         /// True if the connection had answered before: the backend may have closed it as idle while
         /// the request was sent.
@@ -65,14 +49,10 @@ pub enum SendError {
     #[error(
         "another process answers at the address of backend `{backend}` than the one that the request belongs to"
     )]
-    Changed {
-        /// The backend's name.
-        backend: String,
-    },
+    Changed { backend: String },
     /// A new connection does not identify the process that it leads to.
     #[error("a new connection to backend `{backend}` does not identify its process: {detail}")]
     Untied {
-        /// The backend's name.
         backend: String,
         /// The response received instead of the identifying page.
         detail: String,
@@ -80,7 +60,6 @@ pub enum SendError {
     /// The response is not HTTP.
     #[error("backend `{backend}` sent an answer that is not HTTP: {detail}")]
     Protocol {
-        /// The backend's name.
         backend: String,
         /// The parser's error.
         detail: String,
@@ -97,7 +76,6 @@ pub enum SendError {
     /// The request cannot be expressed in HTTP.
     #[error("the request cannot be sent to backend `{backend}`: {detail}")]
     Unsendable {
-        /// The backend's name.
         backend: String,
         /// The cause, for the operator.
         detail: String,
@@ -158,7 +136,6 @@ impl SendError {
         }
     }
 
-    /// Status of the answer to the client.
     pub fn status(&self) -> StatusCode {
         match self.kind() {
             SendErrorKind::Request if matches!(self, Self::RequestSilent(_)) => StatusCode::REQUEST_TIMEOUT,

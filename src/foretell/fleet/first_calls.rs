@@ -23,7 +23,6 @@ const MAX_CREDIT: u32 = 2 * UNREADABLE;
 const FIRST_PAUSE: Duration = Duration::from_mins(5);
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
-/// The first calls to one replica, by route.
 #[derive(Debug)]
 pub struct FirstCalls {
     replica: String,
@@ -85,7 +84,6 @@ impl FirstCalls {
         })
     }
 
-    /// Number of unreadable answers so far.
     pub fn unreadable(&self) -> u64 {
         self.unreadable.load(Ordering::Relaxed)
     }

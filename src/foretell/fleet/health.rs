@@ -53,7 +53,6 @@ pub struct LastError {
 }
 
 impl LastError {
-    /// Time since the error.
     pub fn age(&self) -> Duration {
         self.at.elapsed().unwrap_or_default()
     }
@@ -191,7 +190,6 @@ impl Health {
         self.last_error.lock().clone()
     }
 
-    /// Records the last error.
     pub(super) fn note(&self, text: &str) {
         *self.last_error.lock() = Some(LastError { text: text.to_owned(), at: SystemTime::now() });
     }

@@ -45,7 +45,6 @@ pub struct Epoch {
     pub replica: String,
     /// The model id that it serves.
     pub model: String,
-    /// The engine's version.
     pub version: String,
     /// Start time that its process reports, microseconds of Unix time; if it reports none, the
     /// random id of its process, or else the number of times that it became unreachable.
@@ -125,7 +124,6 @@ pub enum ServerKnowledge {
 /// Reason that a replica is relayed before its first answer.
 const UNRECOGNISED: &str = "it has not been recognised yet";
 
-/// Configuration of a replica's recognition and monitoring.
 #[derive(Clone, Debug)]
 pub struct RecognitionSettings {
     /// Its dialect; `None` recognises it.
@@ -144,7 +142,6 @@ pub struct RecognitionSettings {
     pub every: Duration,
     /// True if it is probed without a request for it, as soon as it is idle.
     pub ready: bool,
-    /// Limits of a probe.
     pub limits: Limits,
     /// Verification methods that the operator has named; they are used even where their first call
     /// may crash the engine.

@@ -32,10 +32,10 @@ pub use report::{ProbeReport, Seen, noise};
 /// The text that the probe's prompts are made of.
 const PAGES: &str = include_str!("probe/pages.txt");
 
-/// Maximum time that one probe waits for moments without requests of clients, all its calls
-/// together; after that it is one more client.
+/// Maximum time that all calls of one probe wait for moments without requests of clients; after
+/// that it competes with them.
 const MAX_DEFERRAL: Duration = Duration::from_mins(1);
-/// Interval of looking for such a moment.
+/// Interval of checking for requests in flight.
 const LOOK: Duration = Duration::from_millis(20);
 /// Maximum length of a refusal that is read, bytes.
 const REFUSAL_BYTES: usize = 64 << 10;
@@ -46,7 +46,6 @@ const ONE_CALLS: u32 = 4;
 pub const MANY: &str = "a prompt that was sent is not found cached every time: several engines answer at this address, or \
      their prefix caches are off";
 
-/// Bounds of a probe.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Maximum number of calls.

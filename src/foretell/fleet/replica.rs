@@ -257,12 +257,10 @@ impl Replica {
         self.health.is_reachable()
     }
 
-    /// The last error there.
     pub fn last_error(&self) -> Option<LastError> {
         self.health.last_error()
     }
 
-    /// Records the last error.
     pub(super) fn note_error(&self, text: &str) {
         self.health.note(text);
     }

@@ -42,7 +42,6 @@ impl Memory {
         self.limit
     }
 
-    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -78,7 +77,6 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -42,7 +42,6 @@ use foretell_engines::text::evidence::may_spell;
 
 /// State shared by the calls of one session.
 pub struct Common {
-    /// The replica that all calls go to.
     pub replica: Arc<Replica>,
     /// The server that renders its requests, if it is another.
     renderer: Option<Arc<Replica>>,
@@ -74,7 +73,6 @@ pub struct Common {
     pub limits: CallLimits,
     /// The process that all calls must reach.
     pub process: Process,
-    /// Traits observed in the server's answers.
     answer_traits: Arc<AnswerTraits>,
 }
 
@@ -160,7 +158,6 @@ impl Calls {
         }))
     }
 
-    /// The engine of the replica.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
     }

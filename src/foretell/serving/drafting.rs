@@ -38,7 +38,6 @@ impl Reply {
     }
 }
 
-/// A request to the drafter.
 #[derive(Clone, Copy)]
 pub(super) enum DrafterRequest {
     /// Draft a chain.
@@ -54,13 +53,11 @@ pub(super) struct DrafterQuery {
     bridge: VocabularyBridge,
 }
 
-/// The model drafter of one session.
 pub struct Drafting {
     drafter: Option<DrafterQuery>,
     noise: Noise,
     /// Taken by the first request that finds a free slot, until the session ends.
     drafter_slot: Arc<OnceCell<DrafterSlot>>,
-    /// The requests in flight.
     in_flight: Vec<(ActionId, DraftKind)>,
     /// Cause under which a request that misses its deadline is counted.
     late: DraftLoss,

@@ -63,13 +63,11 @@ pub struct Exchange {
     /// The replica that serves the request; a session never changes it.
     pub replica: Arc<Replica>,
     pub shared: Shared,
-    /// Per-request settings of the client.
     pub client: Client,
     /// The request's record and its session permit.
     pub slot: Slot,
 }
 
-/// Per-request settings of the client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Client {
     /// The API that it uses.
@@ -90,7 +88,6 @@ pub struct Client {
 /// The record of a served request, with its session permit, until the end of the answer.
 #[derive(Debug)]
 pub struct Slot {
-    /// The request's one record.
     pub record: Record,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -127,7 +124,6 @@ pub struct Unsent {
     pub head: request::Parts,
     /// The body as received.
     pub body: Bytes,
-    /// The replica to send it to.
     pub replica: Arc<Replica>,
 }
 

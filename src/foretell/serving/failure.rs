@@ -52,10 +52,7 @@ pub enum Failure {
     Memory,
     /// The backend switched protocols without an `Upgrade` request.
     #[error("backend `{backend}` switched protocols unasked")]
-    UnaskedUpgrade {
-        /// The backend's name.
-        backend: String,
-    },
+    UnaskedUpgrade { backend: String },
     /// The backend's stream broke off, and nothing could go on from there.
     #[error("the backend broke off")]
     BrokeOff,

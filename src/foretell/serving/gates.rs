@@ -30,7 +30,6 @@ const EVERY: Duration = Duration::from_secs(1);
 /// True for each open gate, by position in [`Gate::ALL`].
 pub type Open = [bool; Gate::ALL.len()];
 
-/// The gates of a policy at a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatesAt {
     pub policy: String,
@@ -153,7 +152,6 @@ impl GateWatch {
         self.seen.lock().changes
     }
 
-    /// State shared by all requests.
     pub fn shared(&self) -> &Shared {
         &self.shared
     }

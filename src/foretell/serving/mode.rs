@@ -72,7 +72,6 @@ impl ModeSwitch {
         backend.map_or(process.at(now), |backend| backend.at(now).min(process.at(now)))
     }
 
-    /// The process's mode now.
     pub fn process(&self) -> Mode {
         self.settings.read().0.at(Instant::now())
     }

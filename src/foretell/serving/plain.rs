@@ -24,7 +24,6 @@ use foretell_engines::openai::sse;
 /// Maximum wait for the rest of an answer whose output has ended.
 const REST: Duration = Duration::from_secs(1);
 
-/// The next event of a plain call.
 #[derive(Debug)]
 pub enum PlainEvent {
     /// A token event: its JSON, and what the dialect reads in it.
@@ -71,7 +70,6 @@ pub struct PlainStream {
     events: VecDeque<sse::Message>,
     /// Tokens withheld because only the next event shows whether they end the text.
     pending: Option<(Value, Box<Chunk>)>,
-    /// Tokens read so far.
     tokens_read: usize,
     /// Tokens so far, as the engine counts them; `None` if it does not.
     count: Option<u32>,

@@ -45,11 +45,10 @@ const MAX_PREDICTED: usize = 32 << 10;
 /// Maximum delay of the first token by a prediction that is still being encoded.
 const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
 
-/// The body of the answer to the first call.
 pub(super) enum AnswerBody {
     /// The beginning of a stream.
     Stream(Answer),
-    /// One answer of one token.
+    /// A separate answer with the first token.
     FirstToken(FirstToken),
 }
 
@@ -111,7 +110,6 @@ pub(super) struct Run {
     pub clock: Clock,
     /// Counts a request that is passed on unchanged among those that the engine computes.
     pub present: Option<Presence>,
-    /// Traits observed in the server's answers.
     pub answer_traits: Arc<AnswerTraits>,
     /// Permits to score drafters on an answer that was passed on unchanged.
     pub scoring: Arc<Semaphore>,

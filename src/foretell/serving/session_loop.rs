@@ -80,7 +80,6 @@ pub struct SessionLoop {
     corpus: CorpusAccess,
 }
 
-/// Parsing of the session's answer.
 struct AnswerParsing {
     /// The session has an output parser.
     parses: bool,

@@ -97,7 +97,6 @@ impl EventForm {
     }
 }
 
-/// The final events of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ends {
     finish: bool,
@@ -240,7 +239,6 @@ impl Sink {
         self.is_buffered() || self.sends_usage()
     }
 
-    /// The client's route.
     pub fn route(&self) -> Route {
         self.route
     }

@@ -45,7 +45,6 @@ const SAMPLE: &str =
 /// A recognised engine, and further results from its answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recognised {
-    /// The engine.
     pub engine: Engine,
     /// Verification methods that it lacks, with the reason.
     pub missing: Vec<(VerifyMethod, String)>,

@@ -49,7 +49,6 @@ struct SingleCheck {
     shown: bool,
 }
 
-/// The last probe.
 #[derive(Default)]
 struct LastProbe {
     epoch: Option<Epoch>,
@@ -282,7 +281,6 @@ impl Watched {
         }
     }
 
-    /// The last change of the model at its address.
     pub(super) fn model_change(&self) -> Option<ModelChange> {
         self.model.lock().1.clone()
     }

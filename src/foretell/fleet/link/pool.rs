@@ -83,7 +83,6 @@ impl Pool {
         Self { idle: Mutex::default(), max_idle, silence, in_flight, calls, health }
     }
 
-    /// Calls under way.
     pub(in crate::fleet) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }

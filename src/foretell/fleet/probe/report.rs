@@ -28,7 +28,6 @@ pub struct Seen {
 /// A probe and its conclusion.
 #[derive(Clone, Debug)]
 pub struct ProbeReport {
-    /// The measurements and findings.
     pub findings: Findings,
     /// The conclusion: if a verification method pays, and the policy to use.
     pub judgement: Judgement,

@@ -13,7 +13,6 @@ use crate::serving::failure::Failure;
 use foretell_core::session::ActionId;
 use foretell_core::words::PlainReason;
 
-/// The answer to the first call.
 pub(super) struct FirstAnswer {
     /// The request, which may be resent while the client has received nothing: for a stream until
     /// the first event is read, for a buffered answer until its end.
