@@ -330,9 +330,9 @@ impl Admin {
         let Some(configured) = &self.configured else { return not_found() };
         let limit = configured.speculate_body();
         let body = match gather::gather(body, limit, &self.shared.memory).await {
-            Ok(Gathered::Whole(body)) => Some(body),
-            Ok(Gathered::Part(_, Stopped::Limit)) => None,
-            Ok(Gathered::Part(_, Stopped::Memory)) => return Failure::Memory.response(),
+            Ok(Gathered::Complete(body)) => Some(body),
+            Ok(Gathered::Partial(_, Stopped::Limit)) => None,
+            Ok(Gathered::Partial(_, Stopped::Memory)) => return Failure::Memory.response(),
             Err(error) => return bad_request(&error.to_string(), None),
         };
         match Question::of_call(parts, body.as_deref(), limit) {
@@ -387,7 +387,7 @@ impl Admin {
 }
 
 async fn read(body: RequestBody) -> Result<Vec<u8>, Response<Body>> {
-    gather::whole(body, BODY).await.map_err(|error| bad_request(&error.to_string(), None))
+    gather::read_all(body, BODY).await.map_err(|error| bad_request(&error.to_string(), None))
 }
 
 fn unauthorized(message: &str) -> Response<Body> {

@@ -190,15 +190,15 @@ pub async fn start_with(
         let texts = corpus.save_until_drained(corpus::sibling(&file), Arc::clone(&life));
         tokio::spawn(async move { tokio::join!(learnt.save_until_drained(file, life), texts) }.map(drop))
     });
-    tokio::spawn(Arc::clone(&identities).keep_asking(watching.clone()));
-    tokio::spawn(gates.keep_looking(watching.clone()));
+    tokio::spawn(Arc::clone(&identities).run(watching.clone()));
+    tokio::spawn(gates.run(watching.clone()));
     let (first_exchange, exchanged) = oneshot::channel();
     let life = Arc::clone(&gateway.shared.life);
     let sharing = store.map(|store| tokio::spawn(store.exchange_until_drained(life, first_exchange)));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are passed
     // through.
-    let begun = async { tokio::join!(identities.asked(), exchanged) };
+    let begun = async { tokio::join!(identities.attempted(), exchanged) };
     let _ = tokio::time::timeout(IDENTIFICATION_TIMEOUT, begun).await;
     let running = Running {
         gateway,
@@ -385,7 +385,7 @@ fn generation_config(backend: &Backend) -> Option<ModelConfig> {
     let named = backend.models.iter().find_map(|model| model.generation_config.as_deref());
     match named {
         Some(path) => Some(ModelConfig::Named(files::in_folder(path, files::GENERATION_CONFIG))),
-        None => Some(ModelConfig::beside(&tokenizer(backend)?)),
+        None => Some(ModelConfig::for_tokenizer(&tokenizer(backend)?)),
     }
 }
 
@@ -456,9 +456,9 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         billed: backend.billed,
         translates: backend.translates.clone(),
         default: backend.default,
-        keep_client_host: connect.host != HostHeader::Backend,
+        pass_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,
-        own_key: connect.own_token_file.as_deref().map(key).transpose()?,
+        internal_key: connect.own_token_file.as_deref().map(key).transpose()?,
         tls: tls.transpose()?,
         ranks: backend.ranks,
         connect_timeout: process.timeouts.connect,

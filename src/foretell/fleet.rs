@@ -1,8 +1,8 @@
 //! The servers behind Foretell: selects the backend and replica for a model, and classifies failed
 //! calls.
 //!
-//! A backend is a service of a model; each of its replicas holds one KV cache and is addressed by
-//! itself, since a session that moved would have to compute its context again. A request picks a
+//! A backend is a service of a model; each of its replicas has one KV cache and is addressed by
+//! itself, since a session that moved would have to recompute its context. A request picks a
 //! replica once, and its later calls go there too.
 
 mod backend;
@@ -133,7 +133,7 @@ impl Fleet {
     }
 
     /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only
-    /// one; else the one marked default; else the first, whose own 404 the client gets. Of its
+    /// one; else the one marked default; else the first, whose 404 the client gets. Of its
     /// replicas: the less busy of two chosen at random. `None` only if there is no backend, or none
     /// of its addresses is known.
     pub fn pick(&self, model: Option<&str>) -> Option<Arc<Replica>> {
@@ -210,7 +210,7 @@ impl Fleet {
         self.backends.iter().flat_map(Backend::discoveries).collect()
     }
 
-    fn names_to_ask(&self) -> BTreeSet<String> {
+    fn names_to_resolve(&self) -> BTreeSet<String> {
         self.discoveries().into_iter().map(|(name, _)| name).collect()
     }
 

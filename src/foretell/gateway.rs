@@ -28,10 +28,9 @@ pub use crate::serving::exchange::Shared;
 use crate::serving::mode::ModeSwitch;
 use foretell_core::words::Mode;
 
-/// The settings of the gateway.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where clients connect; port 0 takes a free one.
+    /// Addresses for clients; port 0 takes a free one.
     pub listen: Vec<Endpoint>,
     /// The address of the admin listener; `None` opens none.
     pub admin: Option<SocketAddr>,
@@ -43,17 +42,14 @@ pub struct Settings {
     pub require_backend: bool,
     /// A listener for `/metrics` alone; `None` opens none.
     pub metrics: Option<SocketAddr>,
-    /// The mode of the process.
     pub mode: Mode,
     /// True if clients may lower the mode by `x-foretell`.
     pub client_control: bool,
-    /// How the tenant of a request is found.
+    /// Header and fallback for the tenant of a request.
     pub tenant: Tenant,
-    /// Limits on requests and connections.
     pub limits: Limits,
     /// Time limits of draining.
     pub drain: DrainTimes,
-    /// The configured backends.
     pub backends: Vec<ReplicaSettings>,
     /// Resolves the names of backends.
     pub resolver: Arc<dyn Resolve>,
@@ -106,10 +102,11 @@ impl Settings {
 /// descriptors.
 fn clients(wanted: Option<usize>) -> usize {
     let fit = max_clients();
-    if let Some(wanted) = wanted.filter(|wanted| *wanted > fit) {
+    let Some(wanted) = wanted else { return fit };
+    if wanted > fit {
         tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");
     }
-    wanted.map_or(fit, |wanted| wanted.min(fit))
+    wanted.min(fit)
 }
 
 /// One thread per core, at most 8: with more threads, fewer chunks wait behind another one.
@@ -187,7 +184,9 @@ impl Shared {
         if !self.life.is_ready() {
             return Some("starting".to_owned());
         }
-        let missing = self.fleet.unreachable().filter(|_| self.require_backend)?;
-        Some(format!("waiting for backend {missing}"))
+        if !self.require_backend {
+            return None;
+        }
+        self.fleet.unreachable().map(|missing| format!("waiting for backend {missing}"))
     }
 }

@@ -16,12 +16,13 @@ pub mod opening;
 pub mod replay;
 pub mod request;
 pub mod serve;
+pub mod service;
 pub mod socket;
 pub mod workers;
 
 use http::uri::Authority;
 
-/// True if the port of an address, if it has one, can be called. [`Authority`] takes any digits,
+/// True if the port of an address, if it has one, can be called. [`Authority`] accepts any digits,
 /// and reads those beyond 65,535 as no port at all.
 pub fn is_callable(authority: &Authority) -> bool {
     let text = authority.as_str();

@@ -155,7 +155,7 @@ pub struct Finished {
     pub status: u16,
     pub speculation: Speculation,
     /// The request belongs to the control group.
-    pub holdback: bool,
+    pub in_control_group: bool,
     /// Its drafters read texts of other clients, so the client does not get the counts of its
     /// rounds.
     pub reads_others: bool,
@@ -192,7 +192,7 @@ impl Finished {
             policy: None,
             status: 499,
             speculation: Speculation::default(),
-            holdback: false,
+            in_control_group: false,
             reads_others: false,
             usage: TokenUsage::default(),
             timing: Timing::default(),

@@ -3,7 +3,6 @@
 //! Anything missing leads to passthrough with a reason (an unknown backend, no policy) or to plain
 //! decoding (no drafter); nothing here can fail a request that the backend would answer.
 
-mod again;
 mod busy;
 mod calls;
 pub mod drafters;
@@ -19,6 +18,7 @@ pub mod mode;
 mod parsing;
 mod plain;
 pub mod plan;
+mod resend;
 pub mod ruling;
 mod run;
 mod session_loop;
@@ -36,18 +36,18 @@ use crate::clock::Clock;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Identity, ServerKnowledge};
 use crate::learning::Learnt;
+use crate::learning::comparison::Drawn;
 use crate::learning::corpus::{CorpusAccess, CorpusHandle};
 use crate::learning::recording::{Record, Recorder};
 use crate::observe::Observer;
 use crate::observe::metrics::Stage;
 use crate::random::fresh_seed;
-use crate::serving::calls::CallLimits;
 use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
 use crate::serving::exchange::{Exchange, Serve, Served};
 use crate::serving::grammar::Grammar;
-use crate::serving::plan::SessionPlan;
+use crate::serving::plan::{CallLimits, SessionPlan};
 use crate::serving::ruling::Rulebook;
 use crate::serving::run::Run;
 use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, forecast};
@@ -61,7 +61,6 @@ use foretell_engines::policy::{Admitted, Passthrough, Ruling, Subjects};
 /// Maximum number of answers on which drafters are scored concurrently.
 const SCORING: usize = 4;
 
-/// Parts from which a [`SessionRunner`] is built.
 pub struct SessionRunnerSetup {
     /// Engine and model at each replica's address.
     pub identities: Arc<Identities>,
@@ -77,7 +76,7 @@ pub struct SessionRunnerSetup {
     pub learnt: Arc<Learnt>,
     /// Texts of earlier requests that drafters read.
     pub corpus: CorpusHandle,
-    /// Records requests; `None` without `corpus.record` of the config file.
+    /// `None` without `corpus.record` of the config file.
     pub recorder: Option<Recorder>,
 }
 
@@ -113,11 +112,11 @@ impl SessionRunner {
         let classes: Vec<Class> =
             drafters.into_iter().map(|drafter| Class::new(drafter, bucket, rules.kind)).collect();
         let (method, fallback) = (*rules.methods.first()?, rules.methods.get(1).copied());
-        let asked = Prospective {
+        let prospective = Prospective {
             classes: &classes,
             way: Way { method, fallback, context: prompt },
             margin: rules.margin,
-            max_gap: rules.max_gap.map_or(f64::MAX, |most| most.as_secs_f64()),
+            max_gap: rules.max_gap.map_or(f64::MAX, |gap| gap.as_secs_f64()),
             first_token: rules.first_token,
             min_acceptance: rules.min_acceptance,
             forced: rules.gamma_fixed.is_some(),
@@ -127,7 +126,7 @@ impl SessionRunner {
             if let Some(signal) = &signal {
                 learnt.set_signal(signal);
             }
-            Some(forecast(learnt, &asked, self.clock.now()))
+            Some(forecast(learnt, &prospective, self.clock.now()))
         })
     }
 
@@ -136,17 +135,20 @@ impl SessionRunner {
     pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<Permission> {
         let traits = self.setup.learnt.answer_traits(identity);
         let engine = &identity.engine;
-        let tells = engine.dialect.codec().reports_ids(request.route) || engine.reports_first_token(request);
+        let has_ids =
+            engine.dialect.codec().reports_ids(request.route) || engine.reports_first_token(request);
         let lost = |stop: &String| identity.tokenizer.touches_special(stop);
         let stops = engine.dialect.quirks().stops.in_special && request.stop.iter().any(lost);
-        if !tells || stops {
+        if !has_ids || stops {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
-        if Grammar::of(identity, request, &traits, self.clock.now()) == Grammar::Told(true) {
+        if Grammar::of(identity, request, &traits, self.clock.now()) == Grammar::Known(true) {
             return Some(Permission::Plain(PlainReason::Grammar));
         }
-        let chat = request.route == Route::Chat;
-        chat.then(|| parsing::permission(identity, request, &traits)).flatten()
+        if request.route != Route::Chat {
+            return None;
+        }
+        parsing::permission(identity, request, &traits)
     }
 
     /// The state of the output parsers for this request, in words for the operator; `None` if they
@@ -155,26 +157,32 @@ impl SessionRunner {
         parsing::note(identity, request, &self.setup.learnt.answer_traits(identity))
     }
 
-    /// Makes every decision that precedes the first call; the error is the reason for passthrough.
-    fn prepare(&self, exchange: &Exchange) -> Result<Run, Passthrough> {
-        let request = &exchange.request;
-        let knowledge = self.setup.identities.knowledge(&exchange.replica);
-        let backend = exchange.replica.backend();
+    /// The policy's ruling, and the draw of its control group; the error is the reason for passthrough.
+    fn rule(
+        &self,
+        exchange: &Exchange,
+        knowledge: Option<&ServerKnowledge>,
+    ) -> Result<(Ruling, Drawn), Passthrough> {
+        let client = &exchange.client;
+        let tenant = client.tenant.as_deref();
         let admitted = Admitted {
-            head: Subjects {
-                api: exchange.client.api,
-                headers: &exchange.sent,
-                tenant: exchange.client.tenant.as_deref(),
-            },
-            request,
-            control: exchange.client.control,
-            backend,
-            mode: exchange.client.mode,
+            head: Subjects { api: client.api, headers: &exchange.sent, tenant },
+            request: &exchange.request,
+            control: client.control,
+            backend: exchange.replica.backend(),
+            mode: client.mode,
         };
         let begun = Instant::now();
-        let ruled = self.setup.rulebook.rule(&admitted, knowledge.as_deref(), &self.setup.drafters);
+        let ruled = self.setup.rulebook.rule(&admitted, knowledge, &self.setup.drafters);
         exchange.shared.observer.metrics().overhead(Stage::Decide, begun.elapsed());
-        let (ruling, drawn) = ruled?;
+        ruled
+    }
+
+    /// Makes every decision that precedes the first call; the error is the reason for passing it through.
+    fn prepare(&self, exchange: &Exchange) -> Result<Run, Passthrough> {
+        let (request, backend) = (&exchange.request, exchange.replica.backend());
+        let knowledge = self.setup.identities.knowledge(&exchange.replica);
+        let (ruling, drawn) = self.rule(exchange, knowledge.as_deref())?;
         let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else {
             return Err(PassthroughReason::NoVerifyMethod.into());
         };
@@ -184,21 +192,22 @@ impl SessionRunner {
         let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
-        let sampling = if identity.engine.dialect.quirks().shares_noise {
-            Sampling { seed: Some(seed), ..ruling.sampling.clone() }
-        } else {
-            ruling.sampling.clone()
-        };
+        let noise_is_known = identity.engine.dialect.quirks().shares_noise;
+        let mut sampling = ruling.sampling.clone();
+        if noise_is_known {
+            sampling.seed = Some(seed);
+        }
         let drafter = self.drafter(&ruling, identity);
         let model = drafter.as_ref().map(|drafter| control.model(&drafter.name));
         let drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
-        let remembering = self.remembering(permission, &ruling, identity, exchange);
+        let corpus = self.corpus_access(permission, &ruling, identity, exchange);
         let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
-        let drafts = ruling.rules.lookups.iter().any(LookupSpec::reads_schema);
-        let asked = ruling.sampling.grammar.as_ref().filter(|_| drafts);
-        let schema = asked.and_then(|grammar| grammar.schema().cloned()).map(Arc::new);
-        let noise_is_known = identity.engine.dialect.quirks().shares_noise;
-        // A head is in the target itself, and draws by its noise.
+        let schema = if ruling.rules.lookups.iter().any(LookupSpec::reads_schema) {
+            ruling.sampling.grammar.as_ref().and_then(|grammar| grammar.schema().cloned()).map(Arc::new)
+        } else {
+            None
+        };
+        // A head runs in the target, so it samples with the target's noise.
         let head = identity.engine.proposes > 0 && ruling.rules.lookups.contains(&LookupSpec::Head);
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);
         let rules = Rules {
@@ -208,7 +217,7 @@ impl SessionRunner {
             shares_noise,
             vocabulary: identity.tokenizer.end(),
             timeouts: Timeouts { verify: self.setup.verify_timeout, draft: self.setup.draft_timeout },
-            shared: draft::Shared { spelling: Some(spelling), schema, ..remembering.shared() },
+            shared: draft::Shared { spelling: Some(spelling), schema, ..corpus.shared() },
             ..ruling.rules.clone()
         };
         // A request that is passed on unchanged counts towards the concurrency of those that are
@@ -232,7 +241,7 @@ impl SessionRunner {
             drawn,
             control,
             drafting,
-            remembering,
+            corpus,
             clock: self.clock,
             present,
             scoring: Arc::clone(&self.scoring),
@@ -243,42 +252,42 @@ impl SessionRunner {
 
     /// The part of the corpus that this request reads and is added to, by those drafters of its
     /// policy that may draft.
-    fn remembering(
+    fn corpus_access(
         &self,
         permission: Permission,
         ruling: &Ruling,
         identity: &Identity,
         exchange: &Exchange,
     ) -> CorpusAccess {
-        let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.memory;
+        let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.may_use_corpus;
         let lookups: &[LookupSpec] = if drafts { &ruling.rules.lookups } else { &[] };
         let scopes = lookups.iter().filter_map(LookupSpec::corpus_scope);
         let model = format!("{}/{}", exchange.replica.backend(), identity.engine_start.model);
         let key = Key { model, vocabulary: identity.engine_start.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
-        let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
+        let mut access = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
         if let Some(recorder) = self.recorder(permission, ruling, exchange) {
             let tenant = tenant.map(ToOwned::to_owned);
             let (model, vocabulary) = (key.model.clone(), key.vocabulary.clone());
             let policy = ruling.policy.name.clone();
             let (prompt, output) = (Vec::new(), Vec::new());
             let record = Record { at: 0, model, vocabulary, tenant, policy, prompt, output };
-            remembering = remembering.recording(recorder, record);
+            access = access.recording(recorder, record);
         }
-        remembering
+        access
     }
 
     /// The recorder, if process, policy and client let this request be recorded and it is one of
-    /// the recorded share. The tokens of other requests than those of sessions are not known, or
-    /// only by their text; `permission` is that of the ruling, narrowed.
+    /// the recorded share. Only requests of sessions are recorded, since their token ids are
+    /// certain; `permission` is that of the ruling, narrowed.
     fn recorder(&self, permission: Permission, ruling: &Ruling, exchange: &Exchange) -> Option<&Recorder> {
         let may_speculate = matches!(ruling.rules.permission, Permission::Speculate);
         let is_session = may_speculate && permission.never().is_none();
-        let allowed = ruling.policy.corpus.record && exchange.client.memory && is_session;
-        self.setup.recorder.as_ref().filter(|recorder| allowed && recorder.draws())
+        let allowed = ruling.policy.corpus.record && exchange.client.may_use_corpus && is_session;
+        let recorder = self.setup.recorder.as_ref()?;
+        (allowed && recorder.draws()).then_some(recorder)
     }
 
-    /// The model drafter of a ruling, if it is loaded.
     fn drafter(&self, ruling: &Ruling, identity: &Identity) -> Option<SessionModel> {
         let (name, mode) = ruling.model.as_ref()?;
         self.setup.drafters.get(name, *mode, identity)

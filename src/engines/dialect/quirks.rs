@@ -75,7 +75,7 @@ pub struct StopQuirks {
     /// (SGLang).
     pub in_special: bool,
     /// The part of a streamed text that the engine withholds because a stop text may begin there.
-    pub hold: Hold,
+    pub hold: StopBuffer,
     /// The member of a choice that names the stop that ended it (vLLM: `stop_reason`, SGLang:
     /// `matched_stop`); `None` if there is none.
     pub field: Option<&'static str>,
@@ -88,7 +88,7 @@ impl StopQuirks {
     pub const COMMON: Self = Self {
         order: StopOrder::Listed,
         in_special: false,
-        hold: Hold::Beginning,
+        hold: StopBuffer::Beginning,
         field: None,
         field_names_end: false,
     };

@@ -144,7 +144,9 @@ pub(super) fn session(free: Fact<bool>) -> Result<(), Halt> {
 pub(super) fn server(state: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
     match state {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
-        Fact::Known(ServerState::Passthrough(reason, why)) => Err(Halt::RelayWithWords(reason, why.to_owned())),
+        Fact::Known(ServerState::Passthrough(reason, why)) => {
+            Err(Halt::RelayWithWords(reason, why.to_owned()))
+        }
         Fact::Known(ServerState::Down(why)) => Err(Halt::Down(why.to_owned())),
         Fact::Known(ServerState::Known(server)) => match server.single {
             Fact::Known(true) => Ok(server),

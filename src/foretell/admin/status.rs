@@ -13,7 +13,7 @@ use crate::clock::{unix_now, unix_time};
 use crate::gateway::Shared;
 use crate::observe::history;
 
-use crate::serving::mode::Held;
+use crate::serving::mode::ActiveMode;
 
 /// Takes samples until `stop`. Without `configured`, load and tolerance are not known.
 pub async fn sample_until_stopped(
@@ -75,7 +75,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
 }
 
 fn mode(shared: &Shared) -> Value {
-    let (process, own) = shared.modes.held();
+    let (process, own) = shared.modes.active();
     let backends = shared.fleet.names().map(|name| {
         let own = own.iter().find(|(backend, _)| backend == name);
         json!({ "name": name, "mode": shared.modes.of(name).name(), "own": own.map(|(_, own)| held(*own)) })
@@ -83,6 +83,6 @@ fn mode(shared: &Shared) -> Value {
     json!({ "process": held(process), "backends": backends.collect::<Vec<_>>() })
 }
 
-fn held(Held { mode, base, ends_in }: Held) -> Value {
+fn held(ActiveMode { mode, base, ends_in }: ActiveMode) -> Value {
     json!({ "mode": mode.name(), "base": base.name(), "ends_in_seconds": ends_in.map(|rest| rest.as_secs_f64()) })
 }

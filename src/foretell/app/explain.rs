@@ -97,7 +97,7 @@ async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, may_
     }
     let rounds_seen = Arc::new(RoundsSeen::default());
     let settings = RecognitionSettings { renderer, ..recognition_settings(backend) };
-    match identity::ask(replica, &settings, None, identity::Away::default(), &rounds_seen).await {
+    match identity::identify(replica, &settings, None, identity::Away::default(), &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Passthrough(reason, why),
         Err(unknown @ Unknown::PassedThrough(..)) => {

@@ -29,15 +29,15 @@ async fn answer(app: Arc<App>, request: Request<RequestBody>, memory: Arc<Memory
     let backend = |_: &[u8]| {
         Some(translate::Backend { thinking: Thinking::Template, has_api: false, continuous_usage: true })
     };
-    let (mut request, back) = match translate::asked(&request) {
-        Some(api) => translate::enter(request, api, backend, BODY_MAX, &memory).await,
+    let (mut request, back) = match translate::api_of(&request) {
+        Some(api) => translate::translate_request(request, api, backend, BODY_MAX, &memory).await,
         None => (request, None),
     };
     let response = match request.extensions_mut().remove::<Untranslated>() {
         Some(untranslated) => Failure::Untranslated(untranslated).response(),
         None => app.answer(request.map(BodyExt::boxed_unsync)).await,
     };
-    translate::leave(response, back, &memory).await
+    translate::translate_answer(response, back, &memory).await
 }
 
 /// Serves a model's API until stopped; returns the number of connections that were cut.

@@ -73,7 +73,7 @@ impl Granted {
     #[must_use]
     pub fn settings(&self, name: &str, url: &str) -> ReplicaSettings {
         ReplicaSettings {
-            own_fields: self.fields.clone(),
+            internal_fields: self.fields.clone(),
             tls: self.tls.clone(),
             ..ReplicaSettings::new(name, url)
         }

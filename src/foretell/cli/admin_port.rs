@@ -123,7 +123,7 @@ impl AdminPort {
         if let Some(token) = &self.token {
             request.headers_mut().insert(AUTHORIZATION, token.clone());
         }
-        let response = admin.ask(request).await?;
+        let response = admin.send_additional(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), MAX).collect().await;
         Ok((status, body.map_err(|error| other(&error))?.to_bytes().to_vec()))

@@ -16,7 +16,7 @@ use crate::config::process::{Probe, VerifyLimits};
 
 use crate::fleet::Replica;
 use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
-use crate::fleet::probe::{self, Limits, Report, Seen};
+use crate::fleet::probe::{self, Limits, ProbeReport, Seen};
 use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{PassthroughReason, VerifyMethod};
@@ -64,7 +64,7 @@ pub struct ProbeArgs {
 /// Result of probing a server.
 enum Outcome {
     /// It was measured, or it has no verification method to measure.
-    Report(Box<Report>),
+    Report(Box<ProbeReport>),
     /// A proxy would pass every request through to it, for this reason.
     Passthrough { reason: PassthroughReason, why: String },
 }
@@ -233,7 +233,7 @@ async fn look(
         calls: recognised.questions + recognised.starts,
     };
     if recognised.engine.methods.is_empty() {
-        return Ok(Outcome::Report(Box::new(Report::new(unmeasured(recognised.engine), seen, 0.0))));
+        return Ok(Outcome::Report(Box::new(ProbeReport::new(unmeasured(recognised.engine), seen, 0.0))));
     }
     measure(file, replica, recognised, seen, args.within).await
 }
@@ -251,7 +251,7 @@ async fn measure(
     engine.may_end = tokenizer.may_end();
     seen.calls += if file.is_some() { 1 } else { 2 };
     if let Some(file) = file {
-        identity::confirm(replica, &mut engine, &tokenizer, &ModelConfig::beside(file)).await?;
+        identity::confirm(replica, &mut engine, &tokenizer, &ModelConfig::for_tokenizer(file)).await?;
     }
     seen.busy = !probe::is_idle(replica, &engine, &mut seen.calls).await;
     let (Probe { calls, .. }, methods) = (Probe::default(), VerifyLimits::default());
@@ -264,8 +264,8 @@ async fn measure(
     };
     if engine.started.is_none() {
         let shown = probe::is_one(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
-        if probe::not_asked(&shown).is_some() {
-            return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
+        if probe::failed_method(&shown).is_some() {
+            return Ok(Outcome::Report(Box::new(ProbeReport::new(shown, seen, 0.0))));
         }
         if let Some(why) = probe::unchecked(&shown) {
             return Err(Unknown::Unchecked(why));
@@ -283,7 +283,7 @@ async fn measure(
     seen.calls += engine.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
     let begun = Instant::now();
     let findings = probe::measure(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
-    Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
+    Ok(Outcome::Report(Box::new(ProbeReport::new(findings, seen, begun.elapsed().as_secs_f64()))))
 }
 
 /// The tokenizer file: this path, or the file in this folder.
@@ -313,7 +313,7 @@ fn unmeasured(engine: Engine) -> Findings {
     }
 }
 
-fn write_report(url: &str, report: &Report, next: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
+fn write_report(url: &str, report: &ProbeReport, next: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
     write_engine(url, report, out)?;
     if !report.findings.measured.verify.is_empty() {
         write_cache(report, out)?;
@@ -342,7 +342,7 @@ fn plain(value: f64) -> f32 {
     value as f32
 }
 
-fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+fn write_engine(url: &str, report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     let engine = &report.findings.engine;
     writeln!(out, "server       {url}")?;
     writeln!(out, "engine       {} {}", engine.dialect.name(), engine.version)?;
@@ -400,7 +400,7 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
     Ok(())
 }
 
-fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+fn write_cache(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     let (cache, engine) = (&report.findings.cache, &report.findings.engine);
     let state = match cache.works {
         Some(true) => "on",
@@ -423,7 +423,7 @@ fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "seeds        {seeds}")
 }
 
-fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+fn write_times(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     let measured = &report.findings.measured;
     writeln!(out, "a round takes, by drafted tokens")?;
     for (method, context) in measured.positions() {
@@ -449,7 +449,7 @@ fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if times.is_empty() { Ok(()) } else { writeln!(out, "switching    {}", times.join(", ")) }
 }
 
-fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+fn write_predictions(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     let prospects = report.prospects();
     if prospects.is_empty() {
         return Ok(());

@@ -21,7 +21,7 @@ pub(super) struct Backend {
     /// resolves to.
     settings: Vec<ReplicaSettings>,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
-    /// Held while `replicas` is changed.
+    /// Locked while `replicas` is changed.
     changing: Mutex<()>,
 }
 
@@ -70,8 +70,8 @@ impl Backend {
     }
 
     pub(super) fn discoveries(&self) -> Vec<(String, Duration)> {
-        let asked = self.settings.iter();
-        asked.filter_map(|settings| Some((host_and_port(settings)?, settings.discover?))).collect()
+        let settings = self.settings.iter();
+        settings.filter_map(|settings| Some((host_and_port(settings)?, settings.discover?))).collect()
     }
 
     /// The less busy of two replicas chosen at random from those in the best health state, except
@@ -106,12 +106,11 @@ impl Backend {
         let before = self.replicas.load();
         let mut now: Vec<Arc<Replica>> = Vec::new();
         for settings in &self.settings {
-            let own = |replica: &&Arc<Replica>| replica.is_of(settings);
-            if settings.discover.is_none() || host_and_port(settings).as_deref() != Some(name) {
-                now.extend(before.iter().filter(own).cloned());
-                continue;
-            }
-            now.extend(before.iter().filter(own).filter(|replica| is_among(replica, addresses)).cloned());
+            let resolves = settings.discover.is_some() && host_and_port(settings).as_deref() == Some(name);
+            let stays = |replica: &&Arc<Replica>| {
+                replica.is_of(settings) && (!resolves || is_among(replica, addresses))
+            };
+            now.extend(before.iter().filter(stays).cloned());
         }
         let new = self.settings.iter().filter(|settings| {
             settings.discover.is_some() && host_and_port(settings).as_deref() == Some(name)
@@ -193,7 +192,7 @@ fn host_and_port(settings: &ReplicaSettings) -> Option<String> {
     Some(format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(usual)))
 }
 
-/// Compares the engines' own figures where both are fresh, else our own calls in flight: figures of
+/// Compares the engines' figures where both are fresh, else Foretell's calls in flight: figures of
 /// two kinds cannot be compared.
 fn less_busy<'a>(first: &'a Arc<Replica>, second: &'a Arc<Replica>) -> &'a Arc<Replica> {
     let busy = match (first.engine_requests(), second.engine_requests()) {

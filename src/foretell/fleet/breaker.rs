@@ -1,8 +1,8 @@
-//! Decides when a replica is no longer used after failures, and when it is used again.
+//! Decides when a replica is no longer used after failures, and when it is reused.
 //!
 //! Pure: the time and the jitter are arguments, so a test covers hours without waiting. Only events
-//! that depend on the replica count: an error that the client's own request caused neither opens
-//! nor closes the breaker.
+//! that depend on the replica count: an error that the client's request caused neither opens nor
+//! closes the breaker.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const FORGOTTEN: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause between trials.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A trial without a result for this long is abandoned: its client has left.
+/// A trial without a result for this long is abandoned: its client has disconnected.
 const TRIAL_LOST: Duration = Duration::from_secs(30);
 
 /// The three states, as in metrics.
@@ -51,7 +51,6 @@ enum Inner {
     Open { until: Tick },
 }
 
-/// The circuit breaker of one replica.
 #[derive(Clone, Debug)]
 pub struct Breaker {
     inner: Inner,
@@ -104,7 +103,7 @@ impl Breaker {
     }
 
     /// Records that a request is being answered: a trial has succeeded so far, and the next failure
-    /// opens the breaker again.
+    /// reopens the breaker.
     pub fn answering(&mut self, now: Tick) {
         if let Inner::HalfOpen { .. } = self.inner {
             self.inner = Inner::Closed { failures: FAILURES - 1, last: now };

@@ -1,6 +1,6 @@
 //! Replicas behind a host name: it is resolved at an interval, and replicas are added and removed.
 //!
-//! A removed replica gets no new requests; those that it is answering keep it alive until they end.
+//! A removed replica gets no new requests; it exists until its requests end.
 //! A failed lookup, or one without addresses, changes nothing: a failing name server must not
 //! remove working replicas.
 
@@ -17,10 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
 
-/// A lookup under way.
 pub type Resolving = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// Resolves names to addresses.
 pub trait Resolve: fmt::Debug + Send + Sync {
     /// Every address of `name`, in the form `HOST:PORT`.
     fn resolve(&self, name: &str) -> Resolving;
@@ -37,19 +35,19 @@ impl Resolve for SystemResolver {
 }
 
 /// Longest interval between two lookups of a name without an address: its requests fail, and a name
-/// server that has just started is not asked more often than by any other client.
+/// server that has just started gets no more queries than from any other client.
 const UNKNOWN_EVERY: Duration = Duration::from_secs(1);
 
 impl Fleet {
     /// Resolves every name once, all at the same time: one may take as long as the system's
     /// resolver waits for a name server.
     pub async fn discover(&self, resolver: &dyn Resolve) {
-        let names = self.names_to_ask();
-        join_all(names.iter().map(|name| self.ask(resolver, name))).await;
+        let names = self.names_to_resolve();
+        join_all(names.iter().map(|name| self.resolve(resolver, name))).await;
     }
 
     /// Resolves `name` every `every`, until `stop`; more often as long as it has no address.
-    pub(super) async fn keep_discovering(
+    pub(super) async fn discovery_loop(
         self: Arc<Self>,
         resolver: Arc<dyn Resolve>,
         name: String,
@@ -61,13 +59,13 @@ impl Fleet {
             let wait = if known { every } else { every.min(UNKNOWN_EVERY) };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(wait) => known |= self.ask(resolver.as_ref(), &name).await,
+                () = tokio::time::sleep(wait) => known |= self.resolve(resolver.as_ref(), &name).await,
             }
         }
     }
 
     /// Resolves `name` once; true if it has an address.
-    async fn ask(&self, resolver: &dyn Resolve, name: &str) -> bool {
+    async fn resolve(&self, resolver: &dyn Resolve, name: &str) -> bool {
         let trouble = match resolver.resolve(name).await {
             Ok(found) if found.is_empty() => Some("no address".to_owned()),
             Ok(found) => {

@@ -8,14 +8,13 @@ use http::StatusCode;
 use rustix::io::Errno;
 use rustls::CertificateError;
 
-use super::link::{chain, root};
 use crate::http::request::Silent;
 
 /// The `code` of the error body where the client's body stalled.
 pub const REQUEST_TIMEOUT: &str = "request_timeout";
 
 /// Error for a certificate as `openssl req -x509` makes it by default.
-const OWN_AUTHORITY: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
+const CA_AS_SERVER: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
      show: make it with `-addext basicConstraints=critical,CA:FALSE`, or sign one of the server's own by that authority";
 
 /// A call to a backend that got no answer.
@@ -24,9 +23,7 @@ pub enum SendError {
     /// No connection: refused, unknown host, TLS.
     #[error("cannot connect to backend `{backend}` at {url}: {detail}")]
     Connect {
-        /// The backend's name.
         backend: String,
-        /// The replica's address.
         url: String,
         /// The cause that the system reports.
         detail: String,
@@ -34,30 +31,16 @@ pub enum SendError {
     #[error(
         "connecting to backend `{backend}` at {url} took too long (TLS included, where the address is https)"
     )]
-    ConnectTimeout {
-        /// The backend's name.
-        backend: String,
-        /// The replica's address.
-        url: String,
-    },
+    ConnectTimeout { backend: String, url: String },
     /// The process had no free file descriptor for a connection until the connect timeout.
     #[error("no file descriptor is left for a connection to backend `{backend}`")]
-    NoDescriptor {
-        /// The backend's name.
-        backend: String,
-    },
+    NoDescriptor { backend: String },
     /// No byte of an answer within the configured time.
     #[error("backend `{backend}` sent no answer within {after:?}")]
-    FirstByteTimeout {
-        /// The backend's name.
-        backend: String,
-        /// The configured time.
-        after: Duration,
-    },
+    FirstByteTimeout { backend: String, after: Duration },
     /// The connection ended before an answer began.
     #[error("backend `{backend}` closed the connection before it answered")]
     Closed {
-        /// The backend's name.
         backend: String,
         /// True if the connection had answered before: the backend may have closed it as idle while
         /// the request was sent.
@@ -66,39 +49,33 @@ pub enum SendError {
     #[error(
         "another process answers at the address of backend `{backend}` than the one that the request belongs to"
     )]
-    Changed {
-        /// The backend's name.
-        backend: String,
-    },
+    Changed { backend: String },
     /// A new connection does not identify the process that it leads to.
     #[error("a new connection to backend `{backend}` does not identify its process: {detail}")]
     Untied {
-        /// The backend's name.
         backend: String,
-        /// The response received in place of the identifying page.
+        /// The response received instead of the identifying page.
         detail: String,
     },
     /// The response is not HTTP.
     #[error("backend `{backend}` sent an answer that is not HTTP: {detail}")]
     Protocol {
-        /// The backend's name.
         backend: String,
         /// The parser's error.
         detail: String,
     },
-    /// The client's own body broke off.
+    /// The client's body broke off.
     #[error("the request body ended early: {detail}")]
     RequestBody { detail: String },
-    /// The client's own body stalled.
+    /// The client's body stalled.
     #[error(transparent)]
     RequestSilent(Silent),
-    /// The client's own body exceeded a limit.
+    /// The client's body exceeded a limit.
     #[error("the request body is too large")]
     RequestTooLarge,
     /// The request cannot be expressed in HTTP.
     #[error("the request cannot be sent to backend `{backend}`: {detail}")]
     Unsendable {
-        /// The backend's name.
         backend: String,
         /// The cause, for the operator.
         detail: String,
@@ -159,7 +136,6 @@ impl SendError {
         }
     }
 
-    /// Status of the answer to the client.
     pub fn status(&self) -> StatusCode {
         match self.kind() {
             SendErrorKind::Request if matches!(self, Self::RequestSilent(_)) => StatusCode::REQUEST_TIMEOUT,
@@ -216,7 +192,7 @@ impl SendError {
     }
 }
 
-/// True if the process, or the system, has no file descriptor left.
+/// True if the process, or the system, has no free file descriptor.
 pub(super) fn is_out_of_descriptors(error: &(dyn StdError + 'static)) -> bool {
     let code = find::<std::io::Error>(error).and_then(std::io::Error::raw_os_error);
     code.is_some_and(|code| [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&code))
@@ -228,6 +204,18 @@ fn is_limit(error: &(dyn StdError + 'static)) -> bool {
 
 fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     chain(error).find_map(|error| error.downcast_ref::<E>())
+}
+
+/// The text of the innermost source of an error.
+pub(super) fn root(error: &(dyn StdError + 'static)) -> String {
+    chain(error).last().map(ToString::to_string).unwrap_or_default()
+}
+
+/// The errors that `error` stems from, itself first.
+pub(super) fn chain<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
 }
 
 /// The TLS error that `error` is or wraps; the content of an I/O error is not among its sources.
@@ -249,7 +237,7 @@ pub fn refused_tls(error: &(dyn StdError + 'static)) -> Option<String> {
         rustls::Error::InvalidCertificate(CertificateError::Other(other))
             if format!("{other:?}").contains("CaUsedAsEndEntity") =>
         {
-            return Some(OWN_AUTHORITY.to_owned());
+            return Some(CA_AS_SERVER.to_owned());
         }
         rustls::Error::InvalidMessage(_) => ": it seems to speak plain http",
         _ => "",

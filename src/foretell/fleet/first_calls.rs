@@ -1,11 +1,11 @@
 //! Decides whether a replica's answers to altered first calls can be read.
 //!
-//! The first call of an eligible request is the client's own with a few additional fields. A
-//! gateway in front of the engine may bend the answer, in the same way at every request, into a
-//! form that cannot be read here; the request is then sent once more as the client wrote it. So a
-//! request may cost two generations, and the number of such requests is bounded: an unreadable
-//! answer takes a credit, a hundred readable ones give it back. Without credit, requests are passed
-//! through unaltered, and one of them is tried again after a pause that grows.
+//! The first call of an eligible request is the client's request with a few additional fields. A
+//! gateway in front of the engine may rewrite the answer, in the same way at every request, into a
+//! form that cannot be read here; the request is then resent as the client wrote it. So a request
+//! may cost two generations, and the number of such requests is bounded: an unreadable answer takes
+//! a credit, a hundred readable ones give it back. Without credit, requests are passed through
+//! unaltered, and one of them is a trial after a pause that grows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,12 +18,11 @@ use foretell_engines::openai::Route;
 /// Credit of one unreadable answer; a readable one gives back 1.
 const UNREADABLE: u32 = 100;
 /// Maximum credit: unreadable answers in a row before requests are passed through.
-const MOST: u32 = 2 * UNREADABLE;
+const MAX_CREDIT: u32 = 2 * UNREADABLE;
 /// The first pause; doubled after each failed trial.
 const FIRST_PAUSE: Duration = Duration::from_mins(5);
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
-/// The first calls to one replica, by route.
 #[derive(Debug)]
 pub struct FirstCalls {
     replica: String,
@@ -85,7 +84,6 @@ impl FirstCalls {
         })
     }
 
-    /// Number of unreadable answers so far.
     pub fn unreadable(&self) -> u64 {
         self.unreadable.load(Ordering::Relaxed)
     }
@@ -135,7 +133,7 @@ impl FirstCall {
         }
     }
 
-    /// True if a refusal of it may be compared with the answer to the client's own request: the
+    /// True if a refusal of it may be compared with the answer to the client's request: the
     /// additional fields may be the cause. Few refusals are.
     pub fn may_compare(&self) -> bool {
         self.calls.account(self.route).lock().may_compare()
@@ -166,8 +164,8 @@ struct Account {
 impl Default for Account {
     fn default() -> Self {
         Self {
-            credit: MOST,
-            comparisons: MOST,
+            credit: MAX_CREDIT,
+            comparisons: MAX_CREDIT,
             in_flight: 0,
             refused_until: None,
             pause: FIRST_PAUSE,
@@ -183,11 +181,11 @@ impl Account {
         if self.remaining(now).is_some() {
             return false;
         }
-        let most = if self.refused_until.is_some() { 1 } else { self.credit / UNREADABLE };
-        if self.credit < MOST && self.in_flight >= most {
+        let limit = if self.refused_until.is_some() { 1 } else { self.credit / UNREADABLE };
+        if self.credit < MAX_CREDIT && self.in_flight >= limit {
             return false;
         }
-        self.comparisons = (self.comparisons + 1).min(MOST);
+        self.comparisons = (self.comparisons + 1).min(MAX_CREDIT);
         self.in_flight += 1;
         true
     }
@@ -200,8 +198,8 @@ impl Account {
     /// A readable answer; true if it ended a pause.
     fn read(&mut self) -> bool {
         self.close();
-        self.credit = (self.credit + 1).min(MOST);
-        if self.credit == MOST {
+        self.credit = (self.credit + 1).min(MAX_CREDIT);
+        if self.credit == MAX_CREDIT {
             self.pause = FIRST_PAUSE;
         }
         let ended = self.refused_until.take().is_some();

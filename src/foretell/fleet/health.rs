@@ -53,7 +53,6 @@ pub struct LastError {
 }
 
 impl LastError {
-    /// Time since the error.
     pub fn age(&self) -> Duration {
         self.at.elapsed().unwrap_or_default()
     }
@@ -68,7 +67,7 @@ pub(super) enum Outcome {
     Answering,
     /// It answered, but with a refusal, or a request that does not need the model.
     Reached,
-    /// No information: the client was at fault, or has left.
+    /// No information: the client was at fault, or has disconnected.
     Undecided,
     Failed(Failing, String),
 }
@@ -124,7 +123,7 @@ pub(super) struct Health {
     disabled: AtomicBool,
     liveness: Liveness,
     last_error: Mutex<Option<LastError>>,
-    /// Increases whenever it can be reached again.
+    /// Increases whenever it becomes reachable.
     returned: watch::Sender<u64>,
     /// Earliest time of the next health check, microseconds of `clock`.
     check_at: AtomicU64,
@@ -173,16 +172,16 @@ impl Health {
     }
 
     /// Records that a byte of an answer was received.
-    pub(super) fn heard(&self) {
-        self.liveness.heard();
+    pub(super) fn byte_received(&self) {
+        self.liveness.byte_received();
     }
 
-    /// True if it has answered, and no later failure indicates that it would not do so again.
+    /// True if it has answered, and no later failure indicates that it would not answer now.
     pub(super) fn is_reachable(&self) -> bool {
         self.answered.load(Ordering::Relaxed) && self.is_up() && self.state() != BreakerState::Open
     }
 
-    /// A counter that increases whenever it can be reached again.
+    /// A counter that increases whenever it becomes reachable.
     pub(super) fn returns(&self) -> watch::Receiver<u64> {
         self.returned.subscribe()
     }
@@ -191,7 +190,6 @@ impl Health {
         self.last_error.lock().clone()
     }
 
-    /// Records the last error.
     pub(super) fn note(&self, text: &str) {
         *self.last_error.lock() = Some(LastError { text: text.to_owned(), at: SystemTime::now() });
     }
@@ -202,7 +200,7 @@ impl Health {
             self.answered.store(true, Ordering::Relaxed);
         }
         if !self.connects() && !self.up.swap(true, Ordering::Relaxed) {
-            self.heard();
+            self.byte_received();
             tracing::info!(replica = self.label, url = self.url, "replica is up again");
             self.returned.send_modify(|returned| *returned += 1);
         }
@@ -211,7 +209,7 @@ impl Health {
     /// Records that it cannot be reached.
     pub(super) fn unreached(&self, cause: &str) {
         self.note(cause);
-        self.check_again();
+        self.postpone_check();
         if self.liveness.reset(self.clock.now()) {
             self.turned_by_silence(BreakerState::Closed);
         }
@@ -366,12 +364,12 @@ impl Health {
         let now = self.clock.now();
         let wanted = due.is_some_and(|due| now >= due) && now.0 >= self.check_at.load(Ordering::Relaxed);
         if wanted {
-            self.check_again();
+            self.postpone_check();
         }
         wanted
     }
 
-    /// Looks for signs of life: ends a silence, or asks for a question. A replica that is down has
+    /// Looks for signs of life: ends a silence, or requests a question. A replica that is down has
     /// health checks.
     pub(super) fn look(&self) -> Look {
         if !self.connects() {
@@ -386,9 +384,9 @@ impl Health {
         look
     }
 
-    /// Records the end of a question for which [`Self::look`] asked.
+    /// Records the end of a question that [`Self::look`] requested.
     pub(super) fn questioned(&self, unanswered: bool) {
-        if self.liveness.asked(unanswered) {
+        if self.liveness.question_ended(unanswered) {
             let cause = "it refuses no connection and answers nothing, neither questions nor requests";
             self.note(cause);
             self.turned_by_silence(BreakerState::Open);
@@ -396,7 +394,7 @@ impl Health {
         }
     }
 
-    fn check_again(&self) {
+    fn postpone_check(&self) {
         let pause = CHECK_EVERY.mul_f64(0.75 + 0.5 * self.rng.fraction());
         self.check_at.store(self.clock.now().after(pause).0, Ordering::Relaxed);
     }

@@ -3,9 +3,10 @@
 //! All learnt data is keyed by this [`EngineStart`]; a restarted engine or another tokenizer is a
 //! new one and starts clean. Until the identity is known, requests are passed through.
 
-mod ask;
 mod confirm;
 mod pace;
+mod recognition;
+mod unknown;
 mod watched;
 
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::unix_time;
-use crate::fleet::probe::{Limits, Report};
+use crate::fleet::probe::{Limits, ProbeReport};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
@@ -31,9 +32,9 @@ use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
 
-pub use ask::{Away, Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
-
 pub use confirm::{ModelConfig, confirm};
+pub use recognition::{Away, Recognised, identify, models, one_start, recognise, tokenizer};
+pub use unknown::Unknown;
 pub use watched::shows_one;
 use watched::{ModelChange, Watched};
 
@@ -44,10 +45,9 @@ pub struct EngineStart {
     pub replica: String,
     /// The model id that it serves.
     pub model: String,
-    /// The engine's own version.
     pub version: String,
-    /// Start time that its process reports, microseconds of Unix time; if it reports none, what its
-    /// process drew at its start, or else the number of times that it became unreachable.
+    /// Start time that its process reports, microseconds of Unix time; if it reports none, the
+    /// random id of its process, or else the number of times that it became unreachable.
     pub started: u64,
     /// The version of its weights, where it reports one.
     pub weights: Option<String>,
@@ -66,14 +66,14 @@ pub struct Identity {
     /// Verify requests under way, and cache hits of verify rounds.
     pub rounds_seen: Arc<RoundsSeen>,
     /// The last probe; `None` before the first.
-    pub probe: Option<Arc<Report>>,
+    pub probe: Option<Arc<ProbeReport>>,
     /// The test that a new connection leads to the same process; `None` if the engine does not
     /// report its start time, or identifies its process in each answer.
     pub tie: Option<Arc<Tie>>,
     /// The server that renders its chat requests; `None`: it does so itself.
     pub renderer: Option<Arc<Replica>>,
     /// Triggers recognition: an answer has come from another process.
-    pub again: Arc<Notify>,
+    pub reidentify: Arc<Notify>,
     /// Set once another engine has been recognised at its address: requests that began on it must
     /// not be continued there.
     pub replaced: Arc<AtomicBool>,
@@ -121,10 +121,9 @@ pub enum ServerKnowledge {
     Passthrough(PassthroughReason, String),
 }
 
-/// Reason for passing through the requests to a replica before its first answer.
+/// Reason that for passing through the requests to a replica before its first answer.
 const UNRECOGNISED: &str = "it has not been recognised yet";
 
-/// Configuration of a replica's recognition and monitoring.
 #[derive(Clone, Debug)]
 pub struct RecognitionSettings {
     /// Its dialect; `None` recognises it.
@@ -143,7 +142,6 @@ pub struct RecognitionSettings {
     pub every: Duration,
     /// True if it is probed without a request for it, as soon as it is idle.
     pub ready: bool,
-    /// Bounds of a probe.
     pub limits: Limits,
     /// Verification methods that the operator has named; they are used even where their first call
     /// may crash the engine.
@@ -178,21 +176,21 @@ type SettingsOf = Box<dyn Fn(&Replica) -> Option<RecognitionSettings> + Send + S
 /// Recognises the engine of each replica, repeatedly.
 pub struct Identities {
     fleet: Arc<Fleet>,
-    asking: SettingsOf,
+    settings_of: SettingsOf,
     known: RwLock<Vec<Arc<Watched>>>,
     /// Increases after each recognition attempt.
-    asked: watch::Sender<u64>,
+    attempts: watch::Sender<u64>,
 }
 
 impl Identities {
-    /// Starts without knowledge about the replicas of `fleet`. `asking` gives the settings of each;
-    /// `None` excludes it.
+    /// Starts without knowledge about the replicas of `fleet`. `settings_of` gives the settings of
+    /// each; `None` excludes it.
     pub fn new(
         fleet: Arc<Fleet>,
-        asking: impl Fn(&Replica) -> Option<RecognitionSettings> + Send + Sync + 'static,
+        settings_of: impl Fn(&Replica) -> Option<RecognitionSettings> + Send + Sync + 'static,
     ) -> Self {
-        let identities =
-            Self { fleet, asking: Box::new(asking), known: RwLock::default(), asked: watch::Sender::new(0) };
+        let (settings_of, attempts) = (Box::new(settings_of), watch::Sender::new(0));
+        let identities = Self { fleet, settings_of, known: RwLock::default(), attempts };
         identities.follow();
         identities
     }
@@ -204,22 +202,22 @@ impl Identities {
         known.retain(|known| {
             let stays = replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.replica));
             if !stays {
-                known.leave();
+                known.remove();
             }
             stays
         });
-        let mut come = Vec::new();
+        let mut added = Vec::new();
         for replica in replicas {
             if known.iter().any(|known| Arc::ptr_eq(&known.replica, &replica)) {
                 continue;
             }
-            if let Some(asking) = (self.asking)(&replica) {
-                let new = Arc::new(Watched::new(replica, asking));
+            if let Some(settings) = (self.settings_of)(&replica) {
+                let new = Arc::new(Watched::new(replica, settings));
                 known.push(Arc::clone(&new));
-                come.push(new);
+                added.push(new);
             }
         }
-        come
+        added
     }
 
     fn find(&self, replica: &Arc<Replica>) -> Option<Arc<Watched>> {
@@ -268,7 +266,7 @@ impl Identities {
         Some(shown)
     }
 
-    /// Measures a replica again, as soon as it is idle.
+    /// Repeats the probe of a replica, as soon as it is idle.
     ///
     /// # Errors
     /// The reason that it is not measured.
@@ -282,7 +280,7 @@ impl Identities {
         self.known.read().iter().map(|known| (Arc::clone(&known.replica), known.identity())).collect()
     }
 
-    /// The replicas that have given no answer yet by which they can be judged.
+    /// The replicas that have not been recognised yet.
     pub fn silent(&self) -> Vec<Arc<Replica>> {
         let is_silent = |known: &&Arc<Watched>| {
             let knowledge = known.knowledge.load();
@@ -292,27 +290,27 @@ impl Identities {
     }
 
     /// Resolves after the first recognition attempt for every replica.
-    pub async fn asked(&self) {
-        let all = |_: &u64| self.known.read().iter().all(|known| known.is_asked());
+    pub async fn attempted(&self) {
+        let all = |_: &u64| self.known.read().iter().all(|known| known.is_attempted());
         // The sender lives in `self`, so the wait cannot fail.
-        let _ = self.asked.subscribe().wait_for(all).await;
+        let _ = self.attempts.subscribe().wait_for(all).await;
     }
 
     /// Recognises every replica repeatedly until `stop`: at short intervals while it is
     /// unreachable, at longer ones once it is known, at growing ones if it cannot verify; also
-    /// reads the load of each, and probes it. A replica that stops answering keeps its identity
+    /// reads the load of each, and probes it. The identity of a replica that stops answering stays
     /// (its requests fail by themselves); one that answers as another engine gets a new one.
-    pub async fn keep_asking(self: Arc<Self>, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut changes = self.fleet.changes();
         self.follow();
-        let mut come: Vec<Arc<Watched>> = self.known.read().clone();
+        let mut added: Vec<Arc<Watched>> = self.known.read().clone();
         loop {
-            for known in come {
+            for known in added {
                 self.look_after(&known, &stop);
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = changes.changed() => come = self.follow(),
+                _ = changes.changed() => added = self.follow(),
             }
         }
     }
@@ -320,14 +318,14 @@ impl Identities {
     /// Starts the tasks of one replica, which end when it leaves the fleet or with `stop`.
     fn look_after(self: &Arc<Self>, known: &Arc<Watched>, stop: &CancellationToken) {
         let identities = Arc::clone(self);
-        let asked = move || identities.asked.send_modify(|asked| *asked += 1);
+        let attempted = move || identities.attempts.send_modify(|attempts| *attempts += 1);
         let work = {
             let known = Arc::clone(known);
             async move {
                 tokio::join!(
-                    Arc::clone(&known).keep_asking(asked),
-                    Arc::clone(&known).keep_reading(),
-                    Arc::clone(&known).keep_probing(),
+                    Arc::clone(&known).recognition_loop(attempted),
+                    Arc::clone(&known).load_loop(),
+                    Arc::clone(&known).probe_loop(),
                 )
             }
         };
@@ -335,7 +333,7 @@ impl Identities {
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = known.left() => {}
+                () = known.removed() => {}
                 _ = work => {}
             }
         });

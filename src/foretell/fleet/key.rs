@@ -13,17 +13,17 @@ use super::reread::Reread;
 pub struct KeyFile(Reread<HeaderValue>);
 
 impl KeyFile {
-    /// Reads the file, and again when it changes.
+    /// Reads the file, now and whenever it changes.
     ///
     /// # Errors
-    /// It cannot be read, is empty, or holds characters that a header cannot carry.
+    /// It cannot be read, is empty, or has characters that a header cannot carry.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = path.to_owned();
         Reread::open(vec![path.to_owned()], move || read(&file)).map(Self)
     }
 
-    /// `Bearer` and the key that the file held about a second ago. A file that has become
-    /// unreadable changes nothing.
+    /// `Bearer` and the key in the file about a second ago. A file that has become unreadable
+    /// changes nothing.
     pub fn value(&self) -> HeaderValue {
         HeaderValue::clone(&self.0.value())
     }
@@ -32,7 +32,7 @@ impl KeyFile {
 /// The secret in a file: its content without surrounding whitespace.
 ///
 /// # Errors
-/// It cannot be read, holds only whitespace, or has characters other than visible ASCII and space
+/// It cannot be read, is only whitespace, or has characters other than visible ASCII and space
 /// (a byte order mark at its beginning is ignored).
 pub fn secret(path: &Path) -> io::Result<String> {
     let text = fs::read_to_string(path)?;

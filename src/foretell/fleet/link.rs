@@ -2,13 +2,12 @@
 //!
 //! A connection is polled by the reader of its answer, in the same task: a chunk goes from the
 //! backend's socket to the client's without waking a second task, and dropping an answer closes its
-//! connection at once. Between two answers nobody polls it; it is checked for being alive when it
-//! is taken again.
+//! connection at once. Between two answers nobody polls it; it is checked for being alive before it
+//! is reused.
 
 mod answer;
 mod pool;
 
-use std::error::Error as StdError;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -27,6 +26,7 @@ use tokio::net::TcpStream;
 pub(super) use self::answer::Proof;
 pub use self::answer::{Answer, BrokenOff};
 pub(super) use self::pool::Pool;
+use super::error::root;
 use super::tie::Tie;
 use crate::http::body::Body;
 use crate::http::head::codings;
@@ -69,7 +69,7 @@ impl Link {
 
     /// True if it was verified to lead to this process.
     pub(super) fn is_tied_to(&self, tie: &Arc<Tie>) -> bool {
-        self.tie.as_ref().is_some_and(|own| Arc::ptr_eq(own, tie))
+        self.tie.as_ref().is_some_and(|verified| Arc::ptr_eq(verified, tie))
     }
 
     /// The link, verified to lead to this process; `None` if it cannot carry another request.
@@ -82,7 +82,7 @@ impl Link {
     ///
     /// # Errors
     /// A description of the response received instead, for the operator.
-    pub(super) async fn ask(&mut self, request: Request<Body>) -> Result<Vec<u8>, String> {
+    pub(super) async fn page(&mut self, request: Request<Body>) -> Result<Vec<u8>, String> {
         let mut response = self.call(request).await.map_err(|error| root(error.error()))?;
         frame(&mut response, self)?;
         let status = response.status();
@@ -123,10 +123,9 @@ impl Link {
 }
 
 /// If an answer has both chunks and a `Content-Length`, the chunks count, and the connection is not
-/// used again: its two ends may disagree on the start of the next answer (RFC 9112, 6.3).
+/// reused: its two ends may disagree on the start of the next answer (RFC 9112, 6.3).
 ///
-/// The client's side has a version and a `Content-Length` of its own: one number, even if it was
-/// repeated.
+/// Sets the version to HTTP/1.1 and a repeated `Content-Length` to one number, for the client.
 ///
 /// # Errors
 /// Several lengths, or a transfer coding other than a single `chunked`: none was requested, and it
@@ -145,7 +144,7 @@ pub(super) fn frame(response: &mut Response<Incoming>, link: &mut Link) -> Resul
     Ok(())
 }
 
-/// Leaves one `Content-Length` of one number (RFC 9110, 8.6).
+/// Reduces a repeated `Content-Length` to one number (RFC 9110, 8.6).
 fn one_length(fields: &mut HeaderMap) -> Result<(), String> {
     let mut lengths = fields.get_all(CONTENT_LENGTH).iter();
     let Some(first) = lengths.next() else { return Ok(()) };
@@ -153,19 +152,21 @@ fn one_length(fields: &mut HeaderMap) -> Result<(), String> {
     if plain && !first.is_empty() {
         return Ok(());
     }
-    let said = fields.get_all(CONTENT_LENGTH).iter().map(|value| value.to_str().unwrap_or("?"));
-    let mut said = said.flat_map(|value| value.split(',')).map(length);
-    let first = said.next().flatten();
-    let Some(length) = first.filter(|_| said.all(|other| other == first)) else {
-        return Err("an answer has no Content-Length but one number".to_owned());
-    };
-    fields.insert(CONTENT_LENGTH, length.into());
-    Ok(())
+    let values = fields.get_all(CONTENT_LENGTH).iter().map(|value| value.to_str().unwrap_or("?"));
+    let mut lengths = values.flat_map(|value| value.split(',')).map(length);
+    let first = lengths.next().flatten();
+    match first {
+        Some(length) if lengths.all(|other| other == first) => {
+            fields.insert(CONTENT_LENGTH, length.into());
+            Ok(())
+        }
+        _ => Err("an answer has no Content-Length but one number".to_owned()),
+    }
 }
 
-fn length(said: &str) -> Option<u64> {
-    let digits = said.trim_matches([' ', '\t']);
-    digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()))
+fn length(value: &str) -> Option<u64> {
+    let digits = value.trim_matches([' ', '\t']);
+    if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
 fn drive(driver: &mut Option<LinkDriver>, cx: &mut Context<'_>) {
@@ -174,18 +175,6 @@ fn drive(driver: &mut Option<LinkDriver>, cx: &mut Context<'_>) {
         tracing::trace!(?ended, "connection to a backend ended");
         *driver = None;
     }
-}
-
-/// The text of the innermost source of an error.
-pub(super) fn root(error: &(dyn StdError + 'static)) -> String {
-    chain(error).last().map(ToString::to_string).unwrap_or_default()
-}
-
-/// The errors that `error` stems from, itself first.
-pub(super) fn chain<'a>(
-    error: &'a (dyn StdError + 'static),
-) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |error| (*error).source())
 }
 
 #[cfg(test)]

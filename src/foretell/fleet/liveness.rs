@@ -1,8 +1,8 @@
 //! Decides if a replica answers anything at all.
 //!
 //! The kernel accepts connections for a process that is stopped or hangs, so only received bytes
-//! prove that one runs: the head or a part of any answer, to a client's request or to a question of
-//! Foretell's. A replica that was quiet for [`QUIET`] gets a question that its engine answers
+//! prove that one runs: the head or a part of any answer, to a client's request or to a liveness
+//! question. A replica that was quiet for [`QUIET`] gets a question that its engine answers
 //! without its model; after [`UNANSWERED`] of them in a row in which nothing was received it is
 //! silent. A long prefill is not: it delays tokens, not every byte.
 
@@ -24,9 +24,9 @@ const UNANSWERED: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
     Nothing,
-    /// A question is due. `again`: the one before was not answered.
-    Ask {
-        again: bool,
+    /// A question is due. `repeated`: the one before was not answered.
+    QuestionDue {
+        repeated: bool,
     },
     /// It was silent, and has answered.
     Returned,
@@ -37,7 +37,7 @@ pub(super) enum Look {
 pub(super) struct Liveness {
     /// A byte was received since the last look; so a busy connection writes it four times a second
     /// at most.
-    heard: AtomicBool,
+    received: AtomicBool,
     silent: AtomicBool,
     quiet: Mutex<Quiet>,
 }
@@ -48,16 +48,16 @@ struct Quiet {
     since: Tick,
     unanswered: u32,
     /// True while a question is under way.
-    asking: bool,
-    /// True if something was received since that question began: its end says nothing.
+    under_way: bool,
+    /// True if something was received since that question began: its end proves nothing.
     void: bool,
 }
 
 impl Liveness {
     /// Records that a byte was received.
-    pub(super) fn heard(&self) {
-        if !self.heard.load(Ordering::Relaxed) {
-            self.heard.store(true, Ordering::Relaxed);
+    pub(super) fn byte_received(&self) {
+        if !self.received.load(Ordering::Relaxed) {
+            self.received.store(true, Ordering::Relaxed);
         }
     }
 
@@ -69,34 +69,35 @@ impl Liveness {
     /// Looks at what was received since the last look.
     pub(super) fn look(&self, now: Tick) -> Look {
         let mut quiet = self.quiet.lock();
-        if self.heard.swap(false, Ordering::Relaxed) {
-            *quiet = Quiet { since: now, unanswered: 0, asking: quiet.asking, void: quiet.asking };
+        if self.received.swap(false, Ordering::Relaxed) {
+            *quiet = Quiet { since: now, unanswered: 0, under_way: quiet.under_way, void: quiet.under_way };
             return if self.silent.swap(false, Ordering::Relaxed) { Look::Returned } else { Look::Nothing };
         }
         let due = quiet.unanswered > 0 || now - quiet.since >= QUIET;
-        if quiet.asking || !due {
+        if quiet.under_way || !due {
             return Look::Nothing;
         }
-        quiet.asking = true;
-        Look::Ask { again: quiet.unanswered > 0 }
+        quiet.under_way = true;
+        Look::QuestionDue { repeated: quiet.unanswered > 0 }
     }
 
     /// Records the end of a question. True if the replica is silent from now on.
-    pub(super) fn asked(&self, unanswered: bool) -> bool {
+    pub(super) fn question_ended(&self, unanswered: bool) -> bool {
         let mut quiet = self.quiet.lock();
-        quiet.asking = false;
+        quiet.under_way = false;
         let void = std::mem::take(&mut quiet.void);
-        if !unanswered || void || self.heard.load(Ordering::Relaxed) {
+        if !unanswered || void || self.received.load(Ordering::Relaxed) {
             return false;
         }
         quiet.unanswered = quiet.unanswered.saturating_add(1);
         quiet.unanswered >= UNANSWERED && !self.silent.swap(true, Ordering::Relaxed)
     }
 
-    /// Forgets all: the replica cannot be reached, which other checks show. True if it was silent.
+    /// Resets the state: the replica cannot be reached, which other checks show. True if it was
+    /// silent.
     pub(super) fn reset(&self, now: Tick) -> bool {
         let mut quiet = self.quiet.lock();
-        *quiet = Quiet { since: now, unanswered: 0, asking: quiet.asking, void: quiet.asking };
+        *quiet = Quiet { since: now, unanswered: 0, under_way: quiet.under_way, void: quiet.under_way };
         self.silent.swap(false, Ordering::Relaxed)
     }
 }
@@ -116,15 +117,15 @@ mod tests {
         let mut asked = None;
         for now in (0..=until).step_by(250) {
             if heard(now) {
-                liveness.heard();
+                liveness.byte_received();
             }
             if asked.is_some_and(|since| now - since >= within) {
                 asked = None;
-                if liveness.asked(true) {
+                if liveness.question_ended(true) {
                     return Some(now);
                 }
             }
-            if let Look::Ask { .. } = liveness.look(at(now)) {
+            if let Look::QuestionDue { .. } = liveness.look(at(now)) {
                 asked = Some(now);
             }
         }
@@ -151,11 +152,11 @@ mod tests {
         let liveness = Liveness::default();
         let silent = silent_at(&liveness, 60_000, |now| now == 0).unwrap();
         assert!(liveness.is_silent());
-        assert_eq!(liveness.look(at(silent)), Look::Ask { again: true });
+        assert_eq!(liveness.look(at(silent)), Look::QuestionDue { repeated: true });
         assert_eq!(liveness.look(at(silent + 250)), Look::Nothing, "one question at a time");
-        assert!(!liveness.asked(true), "it is reported once");
-        assert_eq!(liveness.look(at(silent + 3_000)), Look::Ask { again: true });
-        liveness.heard();
+        assert!(!liveness.question_ended(true), "it is reported once");
+        assert_eq!(liveness.look(at(silent + 3_000)), Look::QuestionDue { repeated: true });
+        liveness.byte_received();
         assert_eq!(liveness.look(at(silent + 3_250)), Look::Returned);
         assert!(!liveness.is_silent());
         assert_eq!(liveness.look(at(silent + 3_500)), Look::Nothing);
@@ -164,10 +165,10 @@ mod tests {
     #[test]
     fn an_answer_to_a_client_proves_as_much_as_one_to_the_question() {
         let liveness = Liveness::default();
-        assert_eq!(liveness.look(at(3_000)), Look::Ask { again: false });
-        liveness.heard();
-        assert!(!liveness.asked(true));
+        assert_eq!(liveness.look(at(3_000)), Look::QuestionDue { repeated: false });
+        liveness.byte_received();
+        assert!(!liveness.question_ended(true));
         assert_eq!(liveness.look(at(6_000)), Look::Nothing);
-        assert_eq!(liveness.look(at(9_000)), Look::Ask { again: false }, "the count began anew");
+        assert_eq!(liveness.look(at(9_000)), Look::QuestionDue { repeated: false }, "the count began anew");
     }
 }

@@ -1,4 +1,4 @@
-//! A replica's load, by its engine's own figures.
+//! A replica's load, by its engine's figures.
 
 use std::time::Duration;
 
@@ -21,15 +21,15 @@ pub struct Load {
     pub kv_usage: Option<f64>,
     /// Maximum number of requests computed at once; `None` if it does not report that.
     pub limit: Option<u32>,
-    /// Sequences of our own verify requests under way at that time.
+    /// Sequences of Foretell's verify requests under way at that time.
     pub verifying: u32,
-    /// Our calls under way at that time.
+    /// Foretell's calls under way at that time.
     pub calls: u32,
     /// Time of the report.
     pub at: Instant,
 }
 
-/// A [`Load`] and the number of our own calls under way when it was set.
+/// A [`Load`] and the number of Foretell's calls under way when it was set.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReportedLoad {
     pub(super) load: Load,
@@ -45,11 +45,11 @@ impl Load {
 }
 
 impl ReportedLoad {
-    /// Requests at the engine now: the reported ones, adjusted by our own that have begun or ended
-    /// since.
+    /// Requests at the engine now: the reported ones, adjusted by Foretell's that have begun or
+    /// ended since.
     pub(super) fn requests(&self, in_flight: usize) -> usize {
-        let said = self.load.running as usize + self.load.waiting as usize;
-        (said + in_flight).saturating_sub(self.ours)
+        let reported = self.load.running as usize + self.load.waiting as usize;
+        (reported + in_flight).saturating_sub(self.ours)
     }
 
     pub(super) fn is_fresh(&self) -> bool {

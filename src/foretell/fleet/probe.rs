@@ -27,15 +27,15 @@ use foretell_engines::dialect::{Call, Engine, RequestKind};
 use foretell_engines::openai::sse;
 use foretell_engines::text::Tokenizer;
 
-pub use report::{Report, Seen, noise};
+pub use report::{ProbeReport, Seen, noise};
 
 /// The text that the probe's prompts are made of.
 const PAGES: &str = include_str!("probe/pages.txt");
 
-/// Maximum time that one probe waits for moments without requests of clients, all its calls
-/// together; after that it is one more client.
-const GIVES_WAY: Duration = Duration::from_mins(1);
-/// Interval of looking for such a moment.
+/// Maximum time that all calls of one probe wait for moments without requests of clients; after
+/// that it competes with them.
+const MAX_DEFERRAL: Duration = Duration::from_mins(1);
+/// Interval of checking for requests in flight.
 const LOOK: Duration = Duration::from_millis(20);
 /// Maximum length of a refusal that is read, bytes.
 const REFUSAL_BYTES: usize = 64 << 10;
@@ -46,7 +46,6 @@ const ONE_CALLS: u32 = 4;
 pub const MANY: &str = "a prompt that was sent is not found cached every time: several engines answer at this address, or \
      their prefix caches are off";
 
-/// Bounds of a probe.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Maximum number of calls.
@@ -76,7 +75,7 @@ pub async fn measure(
 
 /// Checks that a single engine answers at an address that does not report its start time: four
 /// calls, eight at most. [`Findings::several_engines`] is the result, unless the verification
-/// method in use does not work ([`not_asked`]), or the check was not finished ([`unchecked`]).
+/// method in use does not work ([`failed_method`]), or the check was not finished ([`unchecked`]).
 pub async fn is_one(
     replica: &Replica,
     engine: &Engine,
@@ -85,28 +84,28 @@ pub async fn is_one(
     nonce: u64,
 ) -> Findings {
     let clock = Clock::start();
-    let ask = async |long: bool| {
+    let check = async |long: bool| {
         let text = text(tokenizer, nonce.wrapping_add(u64::from(long)));
         let prober = Prober::of_one(engine.clone(), text, bounds(&clock, limits), long);
         drive(replica, engine, prober, &clock, limits).await
     };
-    let short = ask(false).await;
+    let short = check(false).await;
     if short.cache.reported || short.calls < ONE_CALLS {
         return short;
     }
-    let long = ask(true).await;
+    let long = check(true).await;
     Findings { calls: short.calls + long.calls, ..long }
 }
 
 /// Reason that [`is_one`] could not check: the engine's only verification method, and its failure.
-pub fn not_asked(shown: &Findings) -> Option<&(VerifyMethod, String)> {
-    let stopped = shown.calls < ONE_CALLS && shown.engine.methods.is_empty();
-    shown.removed.first().filter(|_| stopped)
+pub fn failed_method(findings: &Findings) -> Option<&(VerifyMethod, String)> {
+    let stopped = findings.calls < ONE_CALLS && findings.engine.methods.is_empty();
+    if stopped { findings.removed.first() } else { None }
 }
 
 /// Reason that [`is_one`] has no result, for the operator.
-pub fn unchecked(shown: &Findings) -> Option<String> {
-    let why = shown.unchecked.as_ref()?;
+pub fn unchecked(findings: &Findings) -> Option<String> {
+    let why = findings.unchecked.as_ref()?;
     Some(format!(
         "it is not known yet if a single engine answers at this address: the check {why}; it is repeated"
     ))
@@ -147,7 +146,7 @@ pub async fn is_idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> boo
 
 /// The status and the body of the answer to a call; `None`: there was none.
 pub async fn answer(replica: &Replica, call: &Call) -> CallAnswer {
-    match whole(replica, call, false, sse::EVENT_BYTES).await {
+    match answer_body(replica, call, false, sse::EVENT_BYTES).await {
         Ok(body) => Some((StatusCode::OK.as_u16(), body)),
         Err(ProbeAnswer::Refused(status, body)) => Some((status, body)),
         Err(_) => None,
@@ -177,10 +176,11 @@ async fn drive(
     clock: &Clock,
     limits: &Limits,
 ) -> Findings {
-    let (mut until, mut patience) = (Instant::now() + limits.within, GIVES_WAY);
+    let (mut until, mut patience) = (Instant::now() + limits.within, MAX_DEFERRAL);
     loop {
         let waited = give_way(replica, patience).await;
-        (until, patience) = (until + waited, patience.saturating_sub(waited));
+        until += waited;
+        patience = patience.saturating_sub(waited);
         prober.postpone(waited);
         let Some(step) = prober.next(clock.now()) else { break };
         let answer = match step {
@@ -209,29 +209,34 @@ async fn give_way(replica: &Replica, patience: Duration) -> Duration {
 
 async fn round(replica: &Replica, calls: &[Call], fresh: bool, bytes_max: usize) -> ProbeAnswer {
     let begun = Instant::now();
-    let answers = calls.iter().map(|call| whole(replica, call, fresh, bytes_max));
+    let answers = calls.iter().map(|call| answer_body(replica, call, fresh, bytes_max));
     match futures_util::future::try_join_all(answers).await {
         Ok(bodies) => ProbeAnswer::Round { bodies, seconds: begun.elapsed().as_secs_f64() },
         Err(answer) => answer,
     }
 }
 
-async fn whole(replica: &Replica, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, ProbeAnswer> {
+async fn answer_body(
+    replica: &Replica,
+    call: &Call,
+    fresh: bool,
+    bytes_max: usize,
+) -> Result<Vec<u8>, ProbeAnswer> {
     let response = send(replica, call, fresh).await?;
-    gather::whole(response.into_body(), most).await.map_err(|_| ProbeAnswer::Silence)
+    gather::read_all(response.into_body(), bytes_max).await.map_err(|_| ProbeAnswer::Silence)
 }
 
-/// Reads a stream until `leave` events with tokens have come, and closes it; or a whole answer.
+/// Reads a stream until `leave` events with tokens have come, and closes it; or a buffered answer.
 async fn plain(replica: &Replica, engine: &Engine, call: &Call, leave: usize) -> ProbeAnswer {
     let begun = Instant::now();
     let response = match send(replica, call, false).await {
         Ok(response) => response,
         Err(answer) => return answer,
     };
-    let whole = is_json(response.headers());
+    let buffered = is_json(response.headers());
     let mut body = response.into_body();
-    if whole {
-        let Ok(body) = gather::whole(body, sse::EVENT_BYTES).await else { return ProbeAnswer::Silence };
+    if buffered {
+        let Ok(body) = gather::read_all(body, sse::EVENT_BYTES).await else { return ProbeAnswer::Silence };
         let value = serde_json::from_slice(&body);
         return value.map_or(ProbeAnswer::Silence, |value| {
             ProbeAnswer::Plain(vec![(begun.elapsed().as_secs_f64(), value)])
@@ -265,11 +270,11 @@ async fn send(replica: &Replica, call: &Call, fresh: bool) -> Result<Response<An
     if fresh {
         request.extensions_mut().insert(Fresh);
     }
-    let response = replica.own(request).await.map_err(|_| ProbeAnswer::Silence)?;
+    let response = replica.send_internal(request).await.map_err(|_| ProbeAnswer::Silence)?;
     match response.status() {
         StatusCode::OK => Ok(response),
         status => {
-            let body = gather::whole(response.into_body(), REFUSAL_BYTES).await;
+            let body = gather::read_all(response.into_body(), REFUSAL_BYTES).await;
             Err(ProbeAnswer::Refused(status.as_u16(), body.unwrap_or_default()))
         }
     }

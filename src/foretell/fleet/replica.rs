@@ -1,7 +1,7 @@
 //! One replica of a backend and its connections.
 //!
-//! Every network thread has its own pool: a connection lives on the thread that opened it, so a
-//! request that finds one there is answered without waking another thread.
+//! Every network thread has a pool: a connection lives on the thread that opened it, so a request
+//! that finds one there is answered without waking another thread.
 
 mod address;
 mod call;
@@ -42,9 +42,9 @@ const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh;
 
-/// Extension of a request that its caller sends once more if it loses the race with a backend that
-/// closes an idle connection: it may take any idle connection. Others take one only if the backend
-/// is unlikely to close it.
+/// Extension of a request that its caller resends if it loses the race with a backend that closes
+/// an idle connection: it may take any idle connection. Others take one only if the backend is
+/// unlikely to close it.
 #[derive(Clone, Copy, Debug)]
 pub struct Repeatable;
 
@@ -75,11 +75,11 @@ pub struct Replica {
     /// One for each network thread, and one for all other threads.
     pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
-    /// The engine's last known dialect: kept while its requests are passed through.
+    /// The engine's last known dialect, also while its requests are passed through.
     engine: ArcSwap<String>,
     speculates: AtomicBool,
     health: Arc<Health>,
-    told: ArcSwapOption<ReportedLoad>,
+    reported_load: ArcSwapOption<ReportedLoad>,
     /// Retries that the budget refused, and retries that were sent.
     retries: [AtomicU64; 2],
     /// Measurements of its verify requests, by index of the result in [`Probed::ALL`].
@@ -155,7 +155,7 @@ impl Replica {
             engine: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
             health,
-            told: ArcSwapOption::empty(),
+            reported_load: ArcSwapOption::empty(),
             retries: Default::default(),
             probes: Default::default(),
             connects,
@@ -170,7 +170,7 @@ impl Replica {
         &self.settings.name
     }
 
-    /// Its own name in metrics, logs and the admin API: `backend/0`, `backend/1`, …
+    /// Its name in metrics, logs and the admin API: `backend/0`, `backend/1`, …
     pub fn label(&self) -> &str {
         &self.label
     }
@@ -252,22 +252,20 @@ impl Replica {
         self.health.is_up()
     }
 
-    /// True if it has answered, and no later failure indicates that it would not do so again.
+    /// True if it has answered, and no later failure indicates that it would not answer now.
     pub fn is_reachable(&self) -> bool {
         self.health.is_reachable()
     }
 
-    /// The last error there.
     pub fn last_error(&self) -> Option<LastError> {
         self.health.last_error()
     }
 
-    /// Records the last error.
     pub(super) fn note_error(&self, text: &str) {
         self.health.note(text);
     }
 
-    /// A counter that increases whenever it can be reached again.
+    /// A counter that increases whenever it becomes reachable.
     pub(super) fn returns(&self) -> watch::Receiver<u64> {
         self.health.returns()
     }
@@ -282,7 +280,7 @@ impl Replica {
         self.health.state()
     }
 
-    /// Disables it (or enables it again): no new requests as long as there is another replica.
+    /// Disables or enables it. Disabled: no new requests as long as there is another replica.
     pub fn disable(&self, disabled: bool) {
         self.health.disable(disabled);
     }
@@ -294,23 +292,23 @@ impl Replica {
 
     /// The load that its engine reported last, however long ago; `None` before the first report.
     pub fn load(&self) -> Option<Load> {
-        self.told.load().as_ref().map(|told| told.load)
+        self.reported_load.load().as_ref().map(|reported| reported.load)
     }
 
     /// Stores the load that its engine reported.
     pub fn set_load(&self, load: Load) {
-        self.told.store(Some(Arc::new(ReportedLoad { load, ours: self.in_flight() })));
+        self.reported_load.store(Some(Arc::new(ReportedLoad { load, ours: self.in_flight() })));
     }
 
     /// Drops the load: another engine may be there now.
     pub(super) fn forget_load(&self) {
-        self.told.store(None);
+        self.reported_load.store(None);
     }
 
-    /// Requests there now by the engine's own figures; `None` if those are stale.
+    /// Requests there now by the engine's figures; `None` if those are stale.
     pub(super) fn engine_requests(&self) -> Option<usize> {
-        let told = self.told.load();
-        told.as_ref().filter(|told| told.is_fresh()).map(|told| told.requests(self.in_flight()))
+        let load = self.reported_load.load();
+        load.as_ref().filter(|load| load.is_fresh()).map(|load| load.requests(self.in_flight()))
     }
 
     /// Records that a request is assigned to it.
@@ -333,8 +331,8 @@ impl Replica {
         if self.is_billed() { Look::Nothing } else { self.health.look() }
     }
 
-    pub(super) fn heard(&self) {
-        self.health.heard();
+    pub(super) fn byte_received(&self) {
+        self.health.byte_received();
     }
 
     pub(super) fn questioned(&self, unanswered: bool) {
@@ -350,16 +348,16 @@ impl Replica {
     }
 
     pub(super) fn retried(&self, sent: bool) {
-        let [refused, again] = &self.retries;
-        (if sent { again } else { refused }).fetch_add(1, Ordering::Relaxed);
+        let [refused, resent] = &self.retries;
+        (if sent { resent } else { refused }).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Its counters, for the metrics.
     pub fn counters(&self) -> Counters {
-        let [refused, again] = &self.retries;
+        let [refused, resent] = &self.retries;
         Counters {
             calls: self.pools.iter().map(|pool| pool.calls()).sum(),
-            retries: again.load(Ordering::Relaxed),
+            retries: resent.load(Ordering::Relaxed),
             retries_refused: refused.load(Ordering::Relaxed),
             errors: self.health.errors().collect(),
             breaker_transitions: self.health.transitions().collect(),
@@ -398,9 +396,9 @@ impl Replica {
 pub struct Counters {
     /// Calls, health checks included.
     pub calls: u64,
-    /// Requests that got no byte from it and were sent again.
+    /// Requests that got no byte from it and were resent.
     pub retries: u64,
-    /// Requests that could have been sent again if the budget had allowed it.
+    /// Requests that were not resent because the budget was spent.
     pub retries_refused: u64,
     /// Failures by kind.
     pub errors: Vec<(&'static str, u64)>,

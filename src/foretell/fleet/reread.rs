@@ -1,8 +1,8 @@
-//! What files hold that are replaced while the process runs: a mounted key, certificates that
+//! Content of files that are replaced while the process runs: a mounted key, certificates that
 //! expire.
 //!
 //! A task looks at the files once a second and reads them on a thread of the blocking pool: a
-//! network file system that hangs holds up no event loop, which takes the last good value without
+//! network file system that hangs blocks no event loop, which takes the last good value without
 //! waiting.
 
 use std::fmt;
@@ -44,8 +44,8 @@ struct Looked {
 }
 
 impl<T: Send + Sync + 'static> Reread<T> {
-    /// Reads the files, and again whenever they change as long as this value and the runtime exist.
-    /// Without a runtime (`check`) they are read once.
+    /// Reads the files, and repeats that whenever they change as long as this value and the runtime
+    /// exist. Without a runtime (`check`) they are read once.
     ///
     /// # Errors
     /// That of `read`.
@@ -58,26 +58,26 @@ impl<T: Send + Sync + 'static> Reread<T> {
         let read = Box::new(move || read().map_err(Into::into));
         let inner = Arc::new(Inner { files, read, value, looked: Mutex::new(Looked { stamp, fault: None }) });
         if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(keep_looking(Arc::downgrade(&inner)));
+            runtime.spawn(look_loop(Arc::downgrade(&inner)));
         }
         Ok(Self(inner))
     }
 
-    /// The value that the files held at most about a second ago. Files that cannot be used, such as
-    /// a certificate whose key is not there yet, change nothing.
+    /// The value of the files about a second ago at most. Files that cannot be used, such as a
+    /// certificate whose key is not there yet, change nothing.
     pub(super) fn value(&self) -> Arc<T> {
         self.0.value.load_full()
     }
 }
 
-/// Names the files alone: what they hold must not be logged.
+/// Names the files alone: their content must not be logged.
 impl<T> fmt::Debug for Reread<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Reread").field(&self.0.files).finish()
     }
 }
 
-async fn keep_looking<T: Send + Sync + 'static>(inner: Weak<Inner<T>>) {
+async fn look_loop<T: Send + Sync + 'static>(inner: Weak<Inner<T>>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let Some(inner) = inner.upgrade() else { return };

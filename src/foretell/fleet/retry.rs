@@ -1,7 +1,7 @@
-//! Sends a request once more, elsewhere, if no answer to it has begun.
+//! Resends a request, to another replica, if no answer to it has begun.
 //!
 //! A request of which nothing was sent goes to another replica. One that was written may have
-//! reached an engine: it is sent again only if processing it twice is harmless, and after a closed
+//! reached an engine: it is resent only if processing it twice is harmless, and after a closed
 //! connection, never after a timeout. No answer is discarded for another try.
 
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl RetryBudget {
     }
 
     pub(super) fn retry(&self) -> bool {
-        let taken = |left: u32| left.checked_sub(RETRY);
+        let taken = |budget: u32| budget.checked_sub(RETRY);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).is_ok()
     }
 }
@@ -49,8 +49,8 @@ impl RetryBudget {
 impl Fleet {
     /// Sends `request` to `replica`; if no answer to it begins, once more to another replica of its
     /// backend, which `replica` then is, or to the same one where the backend has closed a
-    /// connection that had answered before. `repeatable` gives the body again if the request may be
-    /// sent again although it may have arrived; not used where work is billed.
+    /// connection that had answered before. `repeatable` gives the body if the request may be
+    /// resent although it may have arrived; not used where work is billed.
     ///
     /// # Errors
     /// As [`Replica::send`]; the error of the second try if there was one.
@@ -62,7 +62,8 @@ impl Fleet {
     ) -> Result<Response<Answer>, SendError> {
         let mut request = request;
         let free = request.method().is_safe() || !replica.is_billed();
-        let copy = repeatable.filter(|_| free).map(|replay| (head_of(&request), replay));
+        let repeatable = if free { repeatable } else { None };
+        let copy = repeatable.map(|replay| (head_of(&request), replay));
         if copy.is_some() {
             request.extensions_mut().insert(Repeatable);
         }
@@ -71,9 +72,9 @@ impl Fleet {
             Err(failed) => failed,
         };
         let (kind, raced) = (failed.kind(), failed.error.is_race());
-        let copied = || copy.and_then(|(head, replay)| Some(Request::from_parts(head, replay.again()?)));
+        let copied = || copy.and_then(|(head, replay)| Some(Request::from_parts(head, replay.into_body()?)));
         let request = || failed.unsent.map(|unsent| *unsent).or_else(copied);
-        let Some((mut request, to)) = self.again(replica, kind, raced, request) else {
+        let Some((mut request, to)) = self.retry_target(replica, kind, raced, request) else {
             return Err(failed.error);
         };
         if !self.granted(raced) {
@@ -91,12 +92,15 @@ impl Fleet {
     /// The replica that may answer a request instead of `replica`, whose call ended with `error`
     /// before an answer had begun: as in [`Self::send`], for callers that use a replica directly.
     /// Counts as a retry.
-    pub fn elsewhere(&self, replica: &Arc<Replica>, error: &SendError) -> Option<Arc<Replica>> {
+    pub fn other_for_retry(&self, replica: &Arc<Replica>, error: &SendError) -> Option<Arc<Replica>> {
         let hung_up = matches!(
             error,
             SendError::Connect { .. } | SendError::ConnectTimeout { .. } | SendError::Closed { .. }
         );
-        let other = self.other(replica).filter(|_| hung_up)?;
+        if !hung_up {
+            return None;
+        }
+        let other = self.other(replica)?;
         let granted = self.granted(error.is_race());
         replica.retried(granted);
         granted.then(|| {
@@ -105,26 +109,26 @@ impl Fleet {
         })
     }
 
-    /// True if a completion that was sent to `replica` and ended with `error` is to be sent there
-    /// once more, over a fresh connection: it has lost the race with the backend's closing of an
-    /// idle one, and there is no other replica.
-    pub fn over_again(&self, replica: &Arc<Replica>, error: &SendError) -> bool {
-        let again = error.is_race() && !replica.is_billed() && self.other(replica).is_none();
-        if again {
+    /// True if a completion that was sent to `replica` and ended with `error` is to be resent there
+    /// over a fresh connection: it has lost the race with the backend's closing of an idle one, and
+    /// there is no other replica.
+    pub fn resends_to_same(&self, replica: &Arc<Replica>, error: &SendError) -> bool {
+        let resends = error.is_race() && !replica.is_billed() && self.other(replica).is_none();
+        if resends {
             replica.retried(true);
         }
-        again
+        resends
     }
 
-    /// True if a request may be sent again. One that has lost a race needs no budget: it has used
-    /// up a connection that had answered before, so there are never more of these than answers.
+    /// True if a request may be resent. One that has lost a race needs no budget: it has used up a
+    /// connection that had answered before, so there are never more of these than answers.
     fn granted(&self, raced: bool) -> bool {
         raced || self.budget.retry()
     }
 
-    /// The replica for a second try of a request whose answer from `replica` ended before it held
-    /// anything: another one, else the same; `None` if the budget is spent. Counts as a retry.
-    pub fn once_more(&self, replica: &Arc<Replica>) -> Option<Arc<Replica>> {
+    /// The replica for a second try of a request whose answer from `replica` ended empty: another
+    /// one, else the same; `None` if the budget is spent. Counts as a retry.
+    pub fn replica_for_retry(&self, replica: &Arc<Replica>) -> Option<Arc<Replica>> {
         let granted = self.budget.retry();
         replica.retried(granted);
         granted.then(|| {
@@ -134,8 +138,8 @@ impl Fleet {
         })
     }
 
-    /// The request to send again and its replica; `None` if it must not be sent again.
-    fn again(
+    /// The request to resend and its replica; `None` if it must not be resent.
+    fn retry_target(
         &self,
         replica: &Arc<Replica>,
         kind: SendErrorKind,

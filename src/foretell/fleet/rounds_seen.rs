@@ -1,7 +1,7 @@
 //! Reads a replica's load at an interval, and tracks the cache hits of verify rounds.
 //!
-//! Each replica has a task of its own that requests, waits, and requests again, so a slow page is
-//! requested rarely and never twice at a time.
+//! Each replica has a task that requests the page, waits, and repeats, so a slow page is requested
+//! rarely and never twice at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,7 +30,7 @@ const MIN: usize = 64;
 #[derive(Default)]
 pub struct RoundsSeen {
     /// Sequences of verify requests under way.
-    own: AtomicU32,
+    verifying: AtomicU32,
     /// Uncached rounds minus cached ones, at least 0.
     uncached: AtomicU32,
 }
@@ -43,7 +43,7 @@ pub struct Verifying {
 
 impl Drop for Verifying {
     fn drop(&mut self) {
-        self.rounds_seen.own.fetch_sub(self.sequences, Ordering::Relaxed);
+        self.rounds_seen.verifying.fetch_sub(self.sequences, Ordering::Relaxed);
     }
 }
 
@@ -51,12 +51,12 @@ impl RoundsSeen {
     /// Counts a round of this many sequences as under way.
     pub fn verifying(self: &Arc<Self>, sequences: usize) -> Verifying {
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
-        self.own.fetch_add(sequences, Ordering::Relaxed);
+        self.verifying.fetch_add(sequences, Ordering::Relaxed);
         Verifying { rounds_seen: Arc::clone(self), sequences }
     }
 
-    /// Records that a round found `cached` of its `context` tokens cached. Only for rounds that had
-    /// the engine to themselves, as far as known: where many sessions share a cache, misses are
+    /// Records that a round found `cached` of its `context` tokens cached. Only for rounds that
+    /// were alone at the engine, as far as known: where many sessions share a cache, misses are
     /// normal.
     pub fn cached(&self, cached: usize, context: usize, block: usize) {
         if cached == 0 && context <= MIN + 2 * block {
@@ -73,17 +73,17 @@ impl RoundsSeen {
         self.uncached.load(Ordering::Relaxed) >= UNCACHED
     }
 
-    /// Resets the count of uncached rounds: the replica has been checked again.
-    pub fn looked_at(&self) {
+    /// Resets the count of uncached rounds: the replica has been checked since.
+    pub fn reset_uncached(&self) {
         self.uncached.store(0, Ordering::Relaxed);
     }
 
     /// Reads the load once and stores it. Returns true if it could be read.
     pub async fn take(&self, replica: &Replica, dialect: Dialect, path: &str) -> bool {
-        let before = (self.own.load(Ordering::Relaxed), replica.in_flight());
+        let before = (self.verifying.load(Ordering::Relaxed), replica.in_flight());
         let looked = tokio::time::timeout(WITHIN, look(replica, dialect, path)).await;
         let Ok(Some(load)) = looked else { return false };
-        let verifying = before.0.max(self.own.load(Ordering::Relaxed));
+        let verifying = before.0.max(self.verifying.load(Ordering::Relaxed));
         let calls = u32::try_from(before.1.max(replica.in_flight())).unwrap_or(u32::MAX);
         let dialect::Load { running, waiting, kv_usage, limit, age } = load;
         let Some(at) = Instant::now().checked_sub(age) else { return false };
@@ -96,11 +96,11 @@ impl RoundsSeen {
 pub async fn look(replica: &Replica, dialect: Dialect, path: &str) -> Option<dialect::Load> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = path.parse::<Uri>().ok()?;
-    let response = replica.own(request).await.ok()?;
+    let response = replica.send_internal(request).await.ok()?;
     if response.status() != StatusCode::OK {
         return None;
     }
-    let body = gather::whole(response.into_body(), PAGE_BYTES).await.ok()?;
+    let body = gather::read_all(response.into_body(), PAGE_BYTES).await.ok()?;
     dialect.codec().load(std::str::from_utf8(&body).ok()?)
 }
 
@@ -120,7 +120,7 @@ mod tests {
         assert!(!rounds_seen.finds_nothing_cached(), "short contexts have no whole blocks behind them");
         rounds_seen.cached(0, 500, 16);
         assert!(rounds_seen.finds_nothing_cached());
-        rounds_seen.looked_at();
+        rounds_seen.reset_uncached();
         assert!(!rounds_seen.finds_nothing_cached());
     }
 }

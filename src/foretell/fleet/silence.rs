@@ -9,7 +9,7 @@ use tokio::time::{Instant, Sleep};
 /// Limits the wait for the next byte. The time during which the reader does not read is not
 /// counted: a slow client does not make the backend silent.
 pub(super) struct Silence {
-    most: Duration,
+    limit: Duration,
     /// Start of the current wait; `None`: nobody waits.
     since: Option<Instant>,
     /// Fires at the end of the earliest wait since it was set.
@@ -17,8 +17,8 @@ pub(super) struct Silence {
 }
 
 impl Silence {
-    pub(super) fn new(most: Duration) -> Self {
-        Self { most, since: None, timer: None }
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, since: None, timer: None }
     }
 
     /// Ends the wait: a byte was received.
@@ -28,12 +28,12 @@ impl Silence {
 
     /// Begins or continues the wait. Ready, with the time limit, once that has passed.
     pub(super) fn lasts(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
-        let end = *self.since.get_or_insert_with(Instant::now) + self.most;
+        let end = *self.since.get_or_insert_with(Instant::now) + self.limit;
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end)));
         // A timer that fires too early is cheaper than one that is reset for every chunk.
         while timer.as_mut().poll(cx).is_ready() {
             if Instant::now() >= end {
-                return Poll::Ready(self.most);
+                return Poll::Ready(self.limit);
             }
             timer.as_mut().reset(end);
         }

@@ -1,4 +1,4 @@
-//! Certificates of both ends: the requirements on a backend's, and Foretell's own.
+//! Certificates of both ends: the requirements on a backend's, and those of Foretell.
 //!
 //! A certificate's name is always checked; there is no setting to disable that.
 
@@ -22,7 +22,7 @@ pub enum TlsError {
     /// A file cannot be read as PEM.
     #[error("{path}: {error}")]
     File { path: PathBuf, error: pem::Error },
-    /// A file holds no certificate.
+    /// A file contains no certificate.
     #[error("{path}: no certificate in it")]
     Empty { path: PathBuf },
     /// A certificate and its key, or an authority, cannot be used.
@@ -48,8 +48,8 @@ impl TlsError {
 }
 
 /// TLS towards a backend: `ca` must have signed its certificate (the usual public authorities if
-/// `None`); `identity` is the certificate chain and key that Foretell shows, read again when the
-/// files change.
+/// `None`); `identity` is the certificate chain and key that Foretell shows, reread when the files
+/// change.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -69,8 +69,8 @@ pub fn client(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<Arc
     Ok(Arc::new(config))
 }
 
-/// TLS of a listener, for http/1.1 and h2, with a certificate that is read again when its files
-/// change; with `client_ca`, only clients with a certificate of that authority are accepted.
+/// TLS of a listener, for http/1.1 and h2, with a certificate that is reread when its files change;
+/// with `client_ca`, only clients with a certificate of that authority are accepted.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -124,7 +124,7 @@ fn unusable(path: &Path, error: impl std::fmt::Display) -> TlsError {
 /// The certificates in a file.
 ///
 /// # Errors
-/// It cannot be read, or holds none.
+/// It cannot be read, or contains none.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let fault = |error| TlsError::File { path: path.to_owned(), error };
     let read = CertificateDer::pem_file_iter(path).map_err(fault)?;
@@ -139,7 +139,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
 /// The authorities in a file.
 ///
 /// # Errors
-/// It cannot be read, or holds none.
+/// It cannot be read, or contains none.
 pub fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {

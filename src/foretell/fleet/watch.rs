@@ -1,5 +1,5 @@
-//! The background tasks of a fleet: health checks of replicas that are down, questions to those
-//! that are quiet, and lookups of names.
+//! The background tasks of a fleet: health checks of replicas that are down, liveness questions to
+//! those that are quiet, and lookups of names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,22 +36,22 @@ impl Fleet {
     ) {
         for (name, every) in self.discoveries() {
             let (fleet, resolver, stop) = (Arc::clone(self), Arc::clone(resolver), stop.clone());
-            tokio::spawn(fleet.keep_discovering(resolver, name, every, stop));
+            tokio::spawn(fleet.discovery_loop(resolver, name, every, stop));
         }
         let (fleet, stop) = (Arc::clone(self), stop.clone());
-        let asking = Arc::clone(&fleet);
+        let questioned = Arc::clone(&fleet);
         let until = stop.clone();
-        tokio::spawn(async move { until.run_until_cancelled(fleet.keep_checking()).await });
+        tokio::spawn(async move { until.run_until_cancelled(fleet.health_check_loop()).await });
         tokio::spawn(async move {
             tokio::select! {
-                () = asking.keep_questioning() => {}
+                () = questioned.liveness_loop() => {}
                 () = draining => {}
                 () = stop.cancelled() => {}
             }
         });
     }
 
-    async fn keep_checking(&self) {
+    async fn health_check_loop(&self) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             self.each(|replica| {
@@ -63,34 +63,34 @@ impl Fleet {
         }
     }
 
-    async fn keep_questioning(&self) {
+    async fn liveness_loop(&self) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             self.each(|replica| {
-                if let Look::Ask { again } = replica.look() {
+                if let Look::QuestionDue { repeated } = replica.look() {
                     let replica = Arc::clone(replica);
-                    tokio::spawn(async move { question(&replica, again).await });
+                    tokio::spawn(async move { question(&replica, repeated).await });
                 }
             });
         }
     }
 }
 
-/// Asks a quiet replica for a sign of life, and records if there was none. `again`: on a new
+/// Requests a sign of life of a quiet replica, and records if there was none. `fresh`: on a new
 /// connection, since a device on the way may have dropped the idle one.
-async fn question(replica: &Arc<Replica>, again: bool) {
+async fn question(replica: &Arc<Replica>, fresh: bool) {
     let mut request = Request::new(full(""));
     *request.uri_mut() = Uri::from_static(QUESTION);
-    if again {
+    if fresh {
         request.extensions_mut().insert(Fresh);
     }
-    let asked = async {
+    let exchange = async {
         let answer = replica.inquire(request).await?;
-        // An answer that is read to its end leaves the connection open.
-        let _ = gather::whole(answer.into_body(), ANSWER_BYTES).await;
+        // After an answer that is read to its end the connection stays open.
+        let _ = gather::read_all(answer.into_body(), ANSWER_BYTES).await;
         Ok(())
     };
-    let unanswered = match tokio::time::timeout(QUESTION_WITHIN, asked).await {
+    let unanswered = match tokio::time::timeout(QUESTION_WITHIN, exchange).await {
         Ok(Ok(())) => false,
         Ok(Err(error)) => is_unanswered(replica, &error),
         Err(_) => true,
@@ -104,7 +104,7 @@ fn is_unanswered(replica: &Replica, error: &SendError) -> bool {
         SendErrorKind::Timeout => true,
         // A process that closes the connection, or answers something else than HTTP, runs.
         SendErrorKind::Closed | SendErrorKind::Protocol => {
-            replica.heard();
+            replica.byte_received();
             false
         }
         SendErrorKind::Connect | SendErrorKind::Request | SendErrorKind::Changed => false,
@@ -133,5 +133,5 @@ async fn healthy(replica: &Arc<Replica>) -> bool {
 async fn status(replica: &Arc<Replica>, path: &'static str) -> Option<StatusCode> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = Uri::from_static(path);
-    Some(replica.own(request).await.ok()?.status())
+    Some(replica.send_internal(request).await.ok()?.status())
 }

@@ -21,15 +21,15 @@ use crate::fleet::{self, Fleet, Replica};
 use crate::http::body::{Body, SLICE, Sliced};
 use crate::http::gather;
 use crate::http::headers;
-use crate::http::listen::Peer;
 use crate::http::replay::Replay;
+use crate::http::service::Peer;
 use crate::observe::{Record, Recorded};
 use crate::serving::failure::Failure;
 use crate::serving::tap::{Ending, Listener, Tap, Tapped};
 use foretell_engines::openai::OutputTokens;
 
 /// Maximum size of an answer that is read to its end before its head is sent, bytes.
-const AGAIN_BYTES: usize = 64 << 20;
+const RESEND_BYTES: usize = 64 << 20;
 
 /// Records the answer, and adds `x-foretell-*` fields to it.
 fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
@@ -48,7 +48,7 @@ fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
     }
 }
 
-/// Answers with an error of Foretell's own.
+/// Answers with an error of Foretell.
 pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
     let mut response = failure.response();
     failure.record_in(&mut record);
@@ -59,7 +59,6 @@ pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
 
 /// One request on its way to a backend.
 pub struct Passthrough {
-    /// Its record.
     pub record: Record,
     /// The replica that it goes to.
     pub replica: Arc<Replica>,
@@ -72,7 +71,7 @@ pub struct Passthrough {
 }
 
 impl Passthrough {
-    /// Sends a client's request on, and its answer back. `parts` are as received.
+    /// Forwards a client's request, and its answer back. `parts` are as received.
     pub async fn send(
         self,
         mut parts: request::Parts,
@@ -107,7 +106,7 @@ impl Passthrough {
     /// As [`Self::send_prepared`] for a request that has been answered in part before: a JSON
     /// answer is read to its end before its head is sent, so that one that breaks off too is an
     /// error and not half an answer.
-    pub async fn send_again(mut self, mut parts: request::Parts, body: Body) -> Response<Body> {
+    pub async fn resend(mut self, mut parts: request::Parts, body: Body) -> Response<Body> {
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let response = match self.exchange(parts, body).await {
             Err(failure) => return fail(self.record, &failure),
@@ -117,18 +116,18 @@ impl Passthrough {
             return self.pass_back(response);
         }
         let (mut parts, body) = response.into_parts();
-        let whole = gather::whole(body, AGAIN_BYTES).await.ok();
-        let Some(whole) = whole.filter(|whole| serde_json::from_slice::<IgnoredAny>(whole).is_ok()) else {
+        let json = gather::read_all(body, RESEND_BYTES).await.ok();
+        let Some(json) = json.filter(|json| serde_json::from_slice::<IgnoredAny>(json).is_ok()) else {
             return fail(self.record, &Failure::BrokeOff);
         };
         headers::from_backend(&mut parts.headers);
         parts.extensions.clear();
         let read = self.has_output(parts.status).then(|| {
             let mut tokens = OutputTokens::default();
-            tokens.read(&whole);
+            tokens.read(&json);
             tokens
         });
-        let mut response = Response::from_parts(parts, crate::http::body::full(whole));
+        let mut response = Response::from_parts(parts, crate::http::body::full(json));
         answered(&mut self.record, &mut response);
         if let Some(tokens) = read {
             self.record.counted(&tokens);
@@ -138,7 +137,7 @@ impl Passthrough {
         response
     }
 
-    /// Sends a request that asks to switch protocols; if the backend agrees, the two connections
+    /// Sends a request to switch protocols; if the backend agrees, the two connections
     /// are joined.
     async fn switch(
         mut self,
@@ -181,7 +180,7 @@ impl Passthrough {
                 http_body_util::Limited::new(body, limit).boxed_unsync()
             }
         };
-        let small = body.size_hint().upper().is_some_and(|most| most <= SLICE as u64);
+        let small = body.size_hint().upper().is_some_and(|size| size <= SLICE as u64);
         let body = if small { body } else { Sliced::new(body).boxed_unsync() };
         let request = Request::from_parts(parts, body);
         let sent = self.fleet.send(&mut self.replica, request, self.repeatable.take()).await;
@@ -223,19 +222,19 @@ impl Listener for Counting {
         self.0.emitted();
     }
 
-    fn holds(&mut self, bytes: u64) {
+    fn memory_used(&mut self, bytes: u64) {
         self.0.set_session_bytes(bytes);
     }
 
     fn over(mut self, tokens: OutputTokens, end: Ending) {
         self.0.counted(&tokens);
         match end {
-            Ending::Whole => self.0.end(false),
+            Ending::Complete => self.0.end(false),
             Ending::Broken(cause) => {
                 self.0.failed(cause);
                 self.0.end(false);
             }
-            // The record notes by itself that the client has left.
+            // The record notes the disconnect when it is dropped.
             Ending::Gone => {}
         }
     }

@@ -19,7 +19,7 @@ use super::facts;
 use super::passthrough::{Passthrough, fail};
 use super::route::{self, Read};
 use super::tenant::{self, Doubt};
-use super::translate::{self, AskedBy};
+use super::translate::{self, ClientApi};
 use super::tunnel::Tunnels;
 use crate::config::process::Limits;
 use crate::config::process::Tenant;
@@ -29,10 +29,10 @@ use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::gather::Stopped;
 use crate::http::headers;
-use crate::http::listen::{App, Peer};
 use crate::http::memory::{Level, Reservation};
 use crate::http::replay::Replay;
 use crate::http::request::RequestBody;
+use crate::http::service::{App, Peer};
 use crate::observe::Record;
 use crate::observe::metrics::Stage;
 use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent};
@@ -48,7 +48,7 @@ const LONGEST_ID: usize = 128;
 /// Memory for the buffers of a request whose body is passed through unread, bytes.
 const UNREAD: u64 = 128 << 10;
 
-/// Maximum bytes of a streamed body that are kept to send it once more.
+/// Maximum bytes of a streamed body that are stored to resend it.
 const REPLAYED: usize = 256 << 10;
 
 /// Serves requests; one for all connections.
@@ -118,16 +118,16 @@ struct Eligible {
     /// The stricter of the process's mode and the backend's.
     mode: Mode,
     permit: OwnedSemaphorePermit,
-    /// Covers the parsed body and all that the session will hold.
+    /// Covers the parsed body and all memory of the session.
     memory: Reservation,
-    /// When the whole body had been received.
-    whole: Instant,
+    /// Time at which the complete body had been received.
+    received: Instant,
 }
 
 /// A body on its way to a backend.
 enum Payload {
     /// It has been read.
-    Whole(Bytes),
+    Buffered(Bytes),
     /// It is streamed.
     Stream(Body),
 }
@@ -135,7 +135,7 @@ enum Payload {
 impl Payload {
     fn streamed(body: RequestBody) -> Self {
         if body.is_end_stream() {
-            return Self::Whole(Bytes::new());
+            return Self::Buffered(Bytes::new());
         }
         Self::Stream(body.boxed_unsync())
     }
@@ -170,7 +170,7 @@ impl Proxy {
     }
 
     /// The clients' service. A request's id is sent to the backend, and back to the client; an
-    /// answer with an id of the backend's own keeps that. A panic fails one request.
+    /// answer with an id of the backend passes unchanged. A panic fails one request.
     pub(crate) fn layered(self: Arc<Self>) -> impl App {
         ServiceBuilder::new()
             .map_request(with_usable_id)
@@ -182,20 +182,21 @@ impl Proxy {
 
     async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let Shared { fleet, memory, .. } = &self.shared;
-        let Some(api) = translate::asked(&request).filter(|api| fleet.translates(*api)) else {
+        let Some(api) = translate::api_of(&request).filter(|api| fleet.translates(*api)) else {
             return self.begin(request).await;
         };
-        let told = |body: &[u8]| translate::told(fleet, api, body);
-        let (request, back) = translate::enter(request, api, told, self.limits.speculate_body, memory).await;
+        let backend = |body: &[u8]| translate::backend_of(fleet, api, body);
+        let (request, back) =
+            translate::translate_request(request, api, backend, self.limits.speculate_body, memory).await;
         let response = self.begin(request).await;
-        translate::leave(response, back, memory).await
+        translate::translate_answer(response, back, memory).await
     }
 
     async fn begin(&self, request: Request<RequestBody>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let id = parts.headers.get(headers::REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
         let mut record = Record::begin(&self.shared.observer, id.to_owned(), &parts.headers);
-        if let Some(AskedBy(api)) = parts.extensions.remove() {
+        if let Some(ClientApi(api)) = parts.extensions.remove() {
             record.translates(api);
         }
         if let Some(trace) = &record.so_far().trace {
@@ -208,7 +209,7 @@ impl Proxy {
     async fn answer_recorded(&self, request: Request<RequestBody>, record: Record) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>();
-        let keeps_alive = parts.version <= Version::HTTP_11;
+        let is_http1 = parts.version <= Version::HTTP_11;
         let mut inbound = Inbound { parts, peer, record };
         let untranslated = inbound.parts.extensions.remove::<Untranslated>();
         if let Some(refused @ Untranslated::Refused { .. }) = untranslated {
@@ -222,7 +223,7 @@ impl Proxy {
             Some(route) => self.completion(inbound, body, route).await,
             None => self.other(inbound, body, untranslated).await,
         };
-        if keeps_alive && self.shared.life.is_draining() && !response.headers().contains_key(CONNECTION) {
+        if is_http1 && self.shared.life.is_draining() && !response.headers().contains_key(CONNECTION) {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
@@ -250,17 +251,17 @@ impl Proxy {
         let mut model = None;
         // With several backends the model selects one; it is also recorded for requests for text.
         let decides = self.shared.fleet.needs_model() && inbound.parts.method == Method::POST;
-        let told = api.is_some() && facts::laxest(&self.shared.fleet, &self.shared.modes) != Mode::Off;
-        let body = if decides || told {
+        let recorded = api.is_some() && facts::laxest(&self.shared.fleet, &self.shared.modes) != Mode::Off;
+        let body = if decides || recorded {
             let selects = decides && headers::is_json(&inbound.parts.headers);
             match route::read(body, self.readable(&inbound.parts.headers, selects), &self.shared.memory).await
             {
                 Read::Broken(error) => return fail(inbound.record, &Failure::of_body(&*error)),
                 Read::Unread(_, Stopped::Memory) if decides => return fail(inbound.record, &Failure::Memory),
                 Read::Unread(body, _) => Payload::Stream(body),
-                Read::Whole(bytes) => {
+                Read::Complete(bytes) => {
                     model = route::model_of(&bytes);
-                    Payload::Whole(bytes)
+                    Payload::Buffered(bytes)
                 }
             }
         } else {
@@ -287,14 +288,14 @@ impl Proxy {
         let Inbound { parts, peer, record } = inbound;
         let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.passthrough_body);
         let (body, repeatable) = match body {
-            Payload::Whole(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
+            Payload::Buffered(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
             Payload::Stream(body) => self.repeatable(body, twice),
         };
         let passthrough = Passthrough { record, replica, fleet, limit, repeatable };
         passthrough.send(parts, body, peer, &self.tunnels).await
     }
 
-    /// A streamed body, and the means to send it again.
+    /// A streamed body, and the means to resend it.
     fn repeatable(&self, body: Body, twice: bool) -> (Body, Option<Replay>) {
         if !twice {
             return (body, None);
@@ -321,11 +322,11 @@ impl Proxy {
                 // Of a chat's events only the prompt's tokens are read by a translation.
                 eligible.request.reads_reasoning_usage = !inbound.record.is_translation();
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
-                // Any value of `x-foretell-corpus` but `on` keeps the request out of the corpus.
-                let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
-                let memory = inbound.parts.headers.get_all(headers::CORPUS).iter().all(is_on);
-                let client =
-                    Client { api, control: wish.control(), mode: eligible.mode, tenant, trailers, memory };
+                // Any value of `x-foretell-corpus` but `on` excludes the request from the corpus.
+                let is_on = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
+                let may_use_corpus = inbound.parts.headers.get_all(headers::CORPUS).iter().all(is_on);
+                let (control, mode) = (wish.control(), eligible.mode);
+                let client = Client { api, control, mode, tenant, trailers, may_use_corpus };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }
             Received::Fail(failure) => {
@@ -379,7 +380,7 @@ impl Proxy {
                 };
                 return Received::Passthrough { why, model: None, to: None, body: Payload::Stream(body) };
             }
-            Read::Whole(bytes) => bytes,
+            Read::Complete(bytes) => bytes,
         };
         if let Some(limit) = self.limits.passthrough_body.filter(|limit| bytes.len() as u64 > *limit) {
             return Received::Fail(Failure::BodyTooLarge { limit });
@@ -396,20 +397,20 @@ impl Proxy {
             },
         };
         let model = route::model_of(&bytes);
-        Received::Passthrough { why, model, to, body: Payload::Whole(bytes) }
+        Received::Passthrough { why, model, to, body: Payload::Buffered(bytes) }
     }
 
     /// Bytes of a body that are read before it is passed on. Where the model `selects` the backend,
-    /// that is all of it: clients write the model behind the messages.
+    /// that is the complete body: clients write the model behind the messages.
     fn readable(&self, headers: &HeaderMap, selects: bool) -> usize {
         if !selects || route::is_encoded(headers) {
             return self.limits.speculate_body;
         }
-        let most = self
+        let limit = self
             .limits
             .passthrough_body
-            .map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
-        most.max(self.limits.speculate_body)
+            .map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        limit.max(self.limits.speculate_body)
     }
 
     /// Judges the body, and takes a session permit if a session may serve it. The replica that was
@@ -430,9 +431,9 @@ impl Proxy {
             Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
             Judgement::Passthrough { .. } => None,
         };
-        match (self.placed(admission, &judged, to.as_deref()), judged, to) {
+        match (self.reserved(admission, &judged, to.as_deref()), judged, to) {
             (Ok((mode, permit)), Judgement::Eligible(request), Some(to)) => {
-                Ok(Eligible { request, to, mode, permit, memory, whole: begun })
+                Ok(Eligible { request, to, mode, permit, memory, received: begun })
             }
             (ended, _, to) => {
                 Err((passthrough(ended.err().flatten()).unwrap_or(PassthroughReason::Fault.into()), to))
@@ -442,7 +443,7 @@ impl Proxy {
 
     /// Takes the steps of a body that was judged and of the replica that was picked for it, and a
     /// session permit if nothing else rules out a session.
-    fn placed<'a>(
+    fn reserved<'a>(
         &self,
         mut admission: Admission<'a>,
         judged: &'a Judgement,
@@ -469,7 +470,7 @@ impl Proxy {
         body: Bytes,
         client: Client,
     ) -> Response<Body> {
-        let Eligible { request, to: replica, mode: _, permit, memory, whole } = eligible;
+        let Eligible { request, to: replica, mode: _, permit, memory, received } = eligible;
         let Inbound { parts: mut head, peer, mut record } = inbound;
         let Some(serving) = &self.serving else { return fail(record, &Failure::Internal) };
         let host = head.uri.host().map(ToOwned::to_owned);
@@ -478,7 +479,7 @@ impl Proxy {
         head.headers.remove(CONNECTION);
         head.headers.remove(http::header::UPGRADE);
         record.model(request.model.clone());
-        record.request_read(whole);
+        record.request_read(received);
         record.reserve(memory);
         let slot = Slot::new(record, permit);
         let answer = serving.serve(Exchange {
@@ -509,13 +510,16 @@ impl Proxy {
         let fleet = Arc::clone(&self.shared.fleet);
         let passthrough = Passthrough { record, replica, fleet, limit: None, repeatable };
         match reason {
-            PassthroughReason::Fault => passthrough.send_again(head, full(body)).await,
+            PassthroughReason::Fault => passthrough.resend(head, full(body)).await,
             _ => passthrough.send_prepared(head, full(body)).await,
         }
     }
 
     /// The client's `x-foretell`, if the operator allows it.
     fn wish(&self, parts: &request::Parts) -> Wish {
-        Wish::read(parts.headers.get_all(headers::CONTROL).into_iter().filter(|_| self.client_control))
+        if !self.client_control {
+            return Wish::read(std::iter::empty());
+        }
+        Wish::read(parts.headers.get_all(headers::CONTROL))
     }
 }

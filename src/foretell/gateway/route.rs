@@ -18,7 +18,7 @@ use crate::http::memory::Memory;
 use crate::http::request::RequestBody;
 use foretell_engines::openai::{Api, Route};
 
-/// The completion route that a request asks for.
+/// The completion route of a request.
 pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
     if *method != Method::POST {
         return None;
@@ -26,7 +26,7 @@ pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
     [Route::Completions, Route::Chat].into_iter().find(|route| route.path() == uri.path())
 }
 
-/// The API by which a request asks for text, if that API is only passed through.
+/// The API of a request for text, if that API is only passed through.
 pub fn passthrough_api(method: &Method, uri: &Uri) -> Option<Api> {
     Api::PASSTHROUGH.into_iter().find(|api| *method == Method::POST && api.path() == uri.path())
 }
@@ -53,7 +53,7 @@ pub fn model_of(body: &[u8]) -> Option<String> {
 
 /// A request's body, after an attempt to read it.
 pub enum Read {
-    Whole(Bytes),
+    Complete(Bytes),
     /// The part that was read, and the rest.
     Unread(Body, Stopped),
     /// The client's body broke off, or stalled.
@@ -63,8 +63,8 @@ pub enum Read {
 /// Reads `body` up to `limit` bytes, if there is memory for it.
 pub async fn read(body: RequestBody, limit: usize, memory: &Arc<Memory>) -> Read {
     match gather(body, limit, memory).await {
-        Ok(Gathered::Whole(bytes)) => Read::Whole(bytes),
-        Ok(Gathered::Part(part, stopped)) => Read::Unread(part.boxed_unsync(), stopped),
+        Ok(Gathered::Complete(bytes)) => Read::Complete(bytes),
+        Ok(Gathered::Partial(body, stopped)) => Read::Unread(body.boxed_unsync(), stopped),
         Err(error) => Read::Broken(error),
     }
 }

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::process::{Tenant, TenantFallback};
 
-/// Why a request is refused for its tenant: another reader could find another one.
+/// Reason that a request is refused for its tenant: other servers could read another tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
     /// The configured header occurs more than once. (Two `Authorization` fields are refused with
@@ -40,7 +40,7 @@ pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Opt
     })
 }
 
-/// Why the tenant of a request that `peer` has sent is doubtful; `None` if it is not.
+/// Reason that the tenant of a request from `peer` is doubtful; `None` if it is not.
 pub fn doubt(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<Doubt> {
     let mut values = headers.get_all(configured.header.as_deref()?).iter();
     let value = values.next()?;
@@ -54,7 +54,10 @@ pub fn doubt(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> 
 /// The tenant that the configured header names. `None` if the peer is not trusted, as it could name
 /// any tenant.
 fn named(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
-    let value = headers.get(configured.header.as_deref()?).filter(|_| is_trusted(configured, peer))?;
+    if !is_trusted(configured, peer) {
+        return None;
+    }
+    let value = headers.get(configured.header.as_deref()?)?;
     // Not `to_str`, which refuses names beyond ASCII.
     let tenant = std::str::from_utf8(value.as_bytes()).ok()?;
     Some(tenant.to_owned()).filter(|tenant| !tenant.is_empty())

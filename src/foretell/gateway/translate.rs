@@ -3,8 +3,8 @@
 //! as answers of their API.
 //!
 //! The translation is at the very edge: everything behind it sees a chat. Only the label `route` of
-//! metrics and logs tells by which API the client asked. A request that a chat cannot ask for is
-//! passed on as it is.
+//! metrics and logs shows the client's API. A request that a chat cannot express is passed on
+//! unchanged.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -40,103 +40,103 @@ use foretell_engines::translation::{Events, Stream, Thinking, Untranslated};
 
 /// Maximum size of an answer that is not streamed, bytes.
 pub(super) const ANSWER_BYTES: usize = 64 << 20;
-/// The path of a request as a whole.
+/// Path of the complete body in errors.
 const BODY: &str = "body";
-/// Where clients of the Messages API put their key.
+/// Header of the key in the Messages API.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Extension of a chat request that is a translation: the API that the client asked by.
+/// Extension of a chat request that is a translation: the API that the client uses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AskedBy(pub Api);
+pub(crate) struct ClientApi(pub Api);
 
-/// The answer that the client of a translated request is to get.
+/// The form of the answer to a translated request.
 #[derive(Debug)]
-pub(crate) enum Back {
+pub(crate) enum AnswerForm {
     /// A message.
     Message,
-    /// A response that repeats this, for which memory is kept.
+    /// A response that repeats this, with the memory reserved for it.
     Response(Box<Echo>, Reservation),
 }
 
-/// The API that a request asks by, if it is one that may be translated.
-pub(crate) fn asked(request: &Request<RequestBody>) -> Option<Api> {
+/// The API of a request, if it is one that may be translated.
+pub(crate) fn api_of(request: &Request<RequestBody>) -> Option<Api> {
     route::passthrough_api(request.method(), request.uri())
 }
 
 /// The backend of a request by another API.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backend {
-    /// How it is told to reason.
+    /// How a request switches its reasoning.
     pub thinking: Thinking,
-    /// It has that API itself: what cannot be translated is left to it.
+    /// It has that API itself: requests that cannot be translated are passed on.
     pub has_api: bool,
     /// It knows `stream_options.continuous_usage_stats`.
     pub continuous_usage: bool,
 }
 
-/// The request to serve, and the answer that is to be made of that to it. `told` tells by the body
-/// what backend it is for; `None`: that gets requests of this API as they are. A request that is
-/// not translated has [`Untranslated`] as an extension.
-pub(crate) async fn enter(
+/// The request to serve, and the form of the client's answer. `backend_of` finds the backend by the
+/// body; `None`: requests of this API are passed on to it unchanged. A request that is not
+/// translated has [`Untranslated`] as an extension.
+pub(crate) async fn translate_request(
     request: Request<RequestBody>,
     api: Api,
-    told: impl FnOnce(&[u8]) -> Option<Backend>,
+    backend_of: impl FnOnce(&[u8]) -> Option<Backend>,
     limit: usize,
     memory: &Arc<Memory>,
-) -> (Request<RequestBody>, Option<Back>) {
+) -> (Request<RequestBody>, Option<AnswerForm>) {
     if route::is_encoded(request.headers()) {
         return (request, None);
     }
     let (parts, body) = request.into_parts();
-    let as_it_is = |parts, body: Body| (Request::from_parts(parts, RequestBody::resumed(body)), None);
+    let unchanged = |parts, body: Body| (Request::from_parts(parts, RequestBody::resumed(body)), None);
     let bytes = match route::read(body, limit, memory).await {
-        Read::Broken(error) => return as_it_is(parts, broken(error)),
-        Read::Unread(body, _) => return as_it_is(parts, body),
-        Read::Whole(bytes) => bytes,
+        Read::Broken(error) => return unchanged(parts, broken(error)),
+        Read::Unread(body, _) => return unchanged(parts, body),
+        Read::Complete(bytes) => bytes,
     };
-    let Some(backend) = told(&bytes) else { return as_it_is(parts, full(bytes)) };
-    // What is read of the body, and the chat that is made of that.
+    let Some(backend) = backend_of(&bytes) else { return unchanged(parts, full(bytes)) };
+    // The parsed body, and the chat that is made of it.
     let Some(parsed) = memory.try_take(2 * parsed_bytes(&bytes) as u64) else {
-        return as_it_is(parts, full(bytes));
+        return unchanged(parts, full(bytes));
     };
     let mut parts = parts;
     let (body, back) = match chat(api, &bytes, backend, parsed) {
         Ok((chat, back)) => (chat, Some(back)),
         Err(passed @ Untranslated::Passed { .. }) => {
             parts.extensions.insert(passed);
-            return as_it_is(parts, full(bytes));
+            return unchanged(parts, full(bytes));
         }
         Err(Untranslated::Refused { path, .. }) if backend.has_api => {
             let reason = if path == BODY { PassthroughReason::Body } else { PassthroughReason::Parameter };
             parts.extensions.insert(Untranslated::Passed { reason, parameter: path });
-            return as_it_is(parts, full(bytes));
+            return unchanged(parts, full(bytes));
         }
         Err(refused @ Untranslated::Refused { .. }) => {
             parts.extensions.insert(refused);
             // Errors of the Responses API are those of chats.
-            (Bytes::new(), (api == Api::Messages).then_some(Back::Message))
+            (Bytes::new(), (api == Api::Messages).then_some(AnswerForm::Message))
         }
     };
-    parts.extensions.insert(AskedBy(api));
+    parts.extensions.insert(ClientApi(api));
     as_chat(&mut parts);
     (Request::from_parts(parts, RequestBody::resumed(full(body))), back)
 }
 
-/// The backend of a request by this API; `None` if it is sent such as they are.
-pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Backend> {
+/// The backend of a request by this API; `None` if it gets such requests unchanged.
+pub(super) fn backend_of(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Backend> {
     let replica = fleet.would_pick(route::model_of(body).as_deref())?;
     let quirks = Dialect::named(&replica.engine()).map_or(&Quirks::COMMON, Dialect::quirks);
     let Quirks { thinking, has_other_apis: has_api, usage, .. } = *quirks;
     replica.translates(api).then_some(Backend { thinking, has_api, continuous_usage: usage.has_continuous })
 }
 
-/// The body of the chat request. `memory` covers what is read of the request.
+/// The body of the chat request. `memory` covers the parsed request.
 fn chat(
     api: Api,
     body: &[u8],
     backend: Backend,
     mut memory: Reservation,
-) -> Result<(Bytes, Back), Untranslated> {
+) -> Result<(Bytes, AnswerForm), Untranslated> {
     let Backend { thinking, continuous_usage, .. } = backend;
     let malformed = || Untranslated::Refused {
         path: BODY.to_owned(),
@@ -145,12 +145,12 @@ fn chat(
     let parsed = json::parse(body).ok_or_else(malformed)?;
     let (mut chat, back) = match api {
         Api::Responses => {
-            let (chat, asked) = responses::translate(&parsed, thinking)?;
-            let kept = memory.split(asked.bytes() as u64);
-            (chat, Back::Response(Box::new(asked), kept))
+            let (chat, request) = responses::translate(&parsed, thinking)?;
+            let reserved = memory.split(request.bytes() as u64);
+            (chat, AnswerForm::Response(Box::new(request), reserved))
         }
         Api::Messages | Api::Completion(_) => {
-            (anthropic::translate(&parsed, System::Merged, thinking)?, Back::Message)
+            (anthropic::translate(&parsed, System::Merged, thinking)?, AnswerForm::Message)
         }
     };
     if let Some(options) = chat.get_mut("stream_options").and_then(Value::as_object_mut)
@@ -187,16 +187,16 @@ fn broken(error: BoxError) -> Body {
     StreamBody::new(stream::once(std::future::ready(Err::<Frame<Bytes>, _>(error)))).boxed_unsync()
 }
 
-/// The answer to a chat as the answer that the client is to get; without such, as it is.
-pub(crate) async fn leave(
+/// Translates the answer to a chat to the client's API; unchanged if `back` is `None`.
+pub(crate) async fn translate_answer(
     response: Response<Body>,
-    back: Option<Back>,
+    back: Option<AnswerForm>,
     memory: &Arc<Memory>,
 ) -> Response<Body> {
     let success = response.status().is_success();
     let back = match back {
         // Errors of the Responses API are those of chats.
-        Some(Back::Response(..)) if !success => return response,
+        Some(AnswerForm::Response(..)) if !success => return response,
         None => return response,
         Some(back) => back,
     };
@@ -207,43 +207,44 @@ pub(crate) async fn leave(
     let seed = random::fresh_seed();
     if success && !encoded && headers::is_event_stream(&parts.headers) {
         let body = match back {
-            Back::Message => translating(body, anthropic::Events::stream(seed), None),
-            Back::Response(asked, kept) => {
-                translating(body, responses::Events::stream(*asked, seed), Some(kept))
+            AnswerForm::Message => translating(body, anthropic::Events::stream(seed), None),
+            AnswerForm::Response(request, reserved) => {
+                translating(body, responses::Events::stream(*request, seed), Some(reserved))
             }
         };
         return Response::from_parts(parts, body);
     }
     let mut taken = memory.take(0);
-    // It is there, and cannot be asked for again: memory for it is taken however much is in use.
-    let read = gather::counted(body, ANSWER_BYTES, &mut taken).await.ok();
-    let answer = match read.filter(|_| !encoded) {
-        Some(bytes) => {
+    // The answer cannot be requested twice: memory for it is taken even above the limit.
+    let answer = match gather::read_counted(body, ANSWER_BYTES, &mut taken).await {
+        Ok(bytes) if !encoded => {
             taken.follow((bytes.len() + parsed_bytes(&bytes)) as u64);
             serde_json::from_slice::<Value>(&bytes).ok()
         }
-        None => None,
+        _ => None,
     };
-    let (status, text) = back.whole(answer.as_ref(), parts.status, seed);
+    let (status, text) = back.translated(answer.as_ref(), parts.status, seed);
     parts.status = status;
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Response::from_parts(parts, full(text))
 }
 
-impl Back {
+impl AnswerForm {
     /// Status and JSON for a chat's answer that is not streamed.
-    fn whole(&self, answer: Option<&Value>, status: StatusCode, seed: u64) -> (StatusCode, String) {
+    fn translated(&self, answer: Option<&Value>, status: StatusCode, seed: u64) -> (StatusCode, String) {
         if !status.is_success() {
             return (status, anthropic::error(answer, "the backend refused the request").to_string());
         }
         let made = answer.and_then(|chat| match self {
             Self::Message => anthropic::message(chat, seed),
-            Self::Response(asked, _) => responses::response(chat, asked, seed).map(|made| made.to_string()),
+            Self::Response(request, _) => {
+                responses::response(chat, request, seed).map(|made| made.to_string())
+            }
         });
         made.map_or_else(|| (StatusCode::BAD_GATEWAY, self.no_chat().to_string()), |made| (status, made))
     }
 
-    /// The error for an answer of which nothing can be made.
+    /// The error for an answer that cannot be translated.
     fn no_chat(&self) -> Value {
         let words = "the backend's answer is no chat, is compressed, or calls a tool with broken arguments";
         match self {
@@ -262,16 +263,16 @@ struct Translating<E> {
     ended: bool,
     /// The frame or error behind its events.
     last: Option<Result<Frame<Bytes>, BoxError>>,
-    _kept: Option<Reservation>,
+    _memory: Option<Reservation>,
 }
 
 fn translating<E: Events + Send + Unpin + 'static>(
     body: Body,
     events: Stream<E>,
-    kept: Option<Reservation>,
+    memory: Option<Reservation>,
 ) -> Body {
     let decoder = Decoder::default();
-    Translating { body, decoder, events, ended: false, last: None, _kept: kept }.boxed_unsync()
+    Translating { body, decoder, events, ended: false, last: None, _memory: memory }.boxed_unsync()
 }
 
 impl<E: Events> Translating<E> {
@@ -308,7 +309,8 @@ impl<E: Events + Unpin> http_body::Body for Translating<E> {
             let out = made.unwrap_or_else(|end| {
                 let mut out = Vec::new();
                 this.events.cut(&mut out);
-                (this.ended, this.last) = (true, end);
+                this.ended = true;
+                this.last = end;
                 out
             });
             if !out.is_empty() {
@@ -354,7 +356,7 @@ mod tests {
             r#"{"id":"c","model":"m","choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}"#;
         for (encoding, status) in [("identity", 200), ("gzip", 502)] {
             let answer = Response::builder().header(CONTENT_ENCODING, encoding).body(full(chat)).unwrap();
-            let answer = leave(answer, Some(Back::Message), &memory).await;
+            let answer = translate_answer(answer, Some(AnswerForm::Message), &memory).await;
             assert_eq!(answer.status(), status, "{encoding}");
             assert!(!answer.headers().contains_key(CONTENT_ENCODING));
         }
@@ -368,7 +370,7 @@ mod tests {
                 let request = Request::post("/v1/messages").body(RequestBody::resumed(full(body))).unwrap();
                 let memory = Memory::new(1 << 20);
                 let (request, back) =
-                    enter(request, Api::Messages, |_| Some(backend), 1 << 16, &memory).await;
+                    translate_request(request, Api::Messages, |_| Some(backend), 1 << 16, &memory).await;
                 assert_eq!((request.uri().path() == "/v1/messages", back.is_none()), (has_api, has_api));
                 let reason = request.extensions().get::<Untranslated>();
                 assert_eq!(matches!(reason, Some(Untranslated::Passed { .. })), has_api, "{reason:?}");

@@ -14,34 +14,34 @@ use http::Version;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::http::listen::Bounds;
+use crate::http::service::Bounds;
 use crate::http::workers::Share;
 
 /// Time for an HTTP/2 client to react to `GOAWAY`, counted from sending it.
 const LINGER: Duration = Duration::from_secs(10);
-/// The same while other clients wait for a connection slot.
-const HURRY: Duration = Duration::from_secs(1);
+/// As [`LINGER`], while other clients wait for a connection slot.
+const SHORT_LINGER: Duration = Duration::from_secs(1);
 
 /// State of one connection.
 #[derive(Debug)]
 pub struct Activity {
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     changed: AtomicWaker,
 }
 
 #[derive(Debug)]
-struct State {
+struct ConnectionState {
     /// Number of requests being served.
     requests: usize,
     /// HTTP version of the latest request; `None` before the first.
-    asked: Option<Version>,
+    version: Option<Version>,
     /// True if a part of the next request head has arrived.
     reading: bool,
     /// True if it was upgraded to another protocol.
     switched: bool,
     /// True if its connection slot is needed for another client.
     wanted: bool,
-    /// Time by which it must have ended, after it was asked to; `None`: it was not asked.
+    /// Time by which it must have ended, once it was requested to end; else `None`.
     leaving: Option<Instant>,
     /// Start of the current state (reading, idle).
     since: Instant,
@@ -55,23 +55,23 @@ struct State {
     stopped: bool,
     /// True once its listener no longer waits.
     cut: bool,
-    /// Its part in the load of its thread: it counts until its first request is served, and during
+    /// Its share in the load of its thread: it counts until its first request is served, and during
     /// every later one.
     share: Share,
 }
 
-/// Reason that a connection is overdue: its own time limit, or its listener's.
+/// Reason that a connection is overdue: its time limit, or its listener's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overdue {
     /// No complete head within `timeouts.header`: it is cut.
     Head,
-    /// Idle for `timeouts.keep_alive`, or its slot is needed: it is asked to end.
+    /// Idle for `timeouts.keep_alive`, or its slot is needed: it is requested to end.
     Idle,
-    /// It was asked to end and has not ended: it is cut.
-    Left,
+    /// It was requested to end and has not ended: it is cut.
+    Lingering,
     /// Its client has taken nothing of an answer for `timeouts.keep_alive`: it is cut.
     Blocked,
-    /// Its listener has stopped: it is asked to end.
+    /// Its listener has stopped: it is requested to end.
     Stopped,
     /// Its listener no longer waits: it is cut.
     Cut,
@@ -81,9 +81,9 @@ impl Activity {
     /// A connection that has not sent anything yet.
     #[must_use]
     pub fn begin() -> Arc<Self> {
-        let state = State {
+        let state = ConnectionState {
             requests: 0,
-            asked: None,
+            version: None,
             reading: false,
             switched: false,
             wanted: false,
@@ -108,11 +108,11 @@ impl Activity {
     pub fn read(&self) {
         let mut state = self.state.lock();
         // Between requests, HTTP/2 sends frames that do not start a request.
-        if state.requests == 0 && !state.reading && state.asked != Some(Version::HTTP_2) {
+        if state.requests == 0 && !state.reading && state.version != Some(Version::HTTP_2) {
             state.reading = true;
             // The time for the first head starts with the connection, not with the head's first
             // byte.
-            if state.asked.is_some() {
+            if state.version.is_some() {
                 state.since = Instant::now();
             }
         }
@@ -128,7 +128,7 @@ impl Activity {
         let mut state = self.state.lock();
         state.blocked = None;
         let idle = state.requests == 0 && !state.reading;
-        if idle && state.asked.is_some_and(|version| version != Version::HTTP_2) {
+        if idle && state.version.is_some_and(|version| version != Version::HTTP_2) {
             state.since = Instant::now();
         }
     }
@@ -138,7 +138,7 @@ impl Activity {
     pub fn request(self: &Arc<Self>, version: Version) -> UnderWay {
         let mut state = self.state.lock();
         state.requests += 1;
-        state.asked = Some(version);
+        state.version = Some(version);
         state.reading = false;
         state.share.set(true);
         UnderWay { activity: Arc::clone(self), shut: false }
@@ -149,19 +149,19 @@ impl Activity {
         self.state.lock().switched = true;
     }
 
-    /// Asks the connection to end once it serves no request.
+    /// Requests that the connection ends once it serves no request.
     pub fn leave(&self) {
         let mut state = self.state.lock();
-        state.leaving = Some(Instant::now() + if state.wanted { HURRY } else { LINGER });
+        state.leaving = Some(Instant::now() + if state.wanted { SHORT_LINGER } else { LINGER });
     }
 
-    /// True if it was asked to end.
+    /// True if it was requested to end.
     pub fn is_leaving(&self) -> bool {
         self.state.lock().leaving.is_some()
     }
 
     /// Time since which it has been idle and could be closed without losing an answer; `None` if it
-    /// is busy or was already asked to end.
+    /// is busy or was already requested to end.
     pub fn idle_since(&self) -> Option<Instant> {
         let state = self.state.lock();
         let busy = state.requests > 0 || state.reading || state.switched;
@@ -169,7 +169,7 @@ impl Activity {
         (!busy && !going).then_some(state.since)
     }
 
-    /// Asks an idle connection to give up its slot.
+    /// Requests the slot of an idle connection for another client.
     pub fn want_slot(&self) {
         self.state.lock().wanted = true;
         self.changed.wake();
@@ -207,19 +207,19 @@ impl Activity {
         Some(match state.leaving {
             // Over HTTP/1.1 hyper closes it at once, unless the client is still receiving the last
             // answer.
-            Some(by) if state.asked != Some(Version::HTTP_2) => {
-                (by.max(state.since + bounds.keep_alive), Overdue::Left)
+            Some(by) if state.version != Some(Version::HTTP_2) => {
+                (by.max(state.since + bounds.keep_alive), Overdue::Lingering)
             }
-            Some(by) => (by, Overdue::Left),
+            Some(by) => (by, Overdue::Lingering),
             None if state.wanted && !state.reading => (state.since, Overdue::Idle),
-            None if state.reading || state.asked.is_none() => {
+            None if state.reading || state.version.is_none() => {
                 (state.since + bounds.header_timeout, Overdue::Head)
             }
             None => (state.since + bounds.keep_alive, Overdue::Idle),
         })
     }
 
-    /// Waits until it is overdue. Must be polled again after every event that may change the state.
+    /// Waits until it is overdue. Must be polled after every event that may change the state.
     pub fn poll_overdue(
         &self,
         cx: &mut Context<'_>,
@@ -268,8 +268,8 @@ impl Drop for UnderWay {
             state.since = Instant::now();
             let switched = state.switched;
             state.share.set(switched);
-            // HTTP/2 requests end in tasks of their own, so the connection must be woken.
-            if state.asked == Some(Version::HTTP_2) {
+            // HTTP/2 requests end in separate tasks, so the connection must be woken.
+            if state.version == Some(Version::HTTP_2) {
                 drop(state);
                 self.activity.changed.wake();
             }
@@ -328,7 +328,7 @@ mod tests {
             assert_eq!(activity.idle_since(), Some(Instant::now()));
             assert_eq!(overdue(&activity).await, (75, Overdue::Idle), "{version:?}");
             activity.leave();
-            assert_eq!(overdue(&activity).await, (10, Overdue::Left));
+            assert_eq!(overdue(&activity).await, (10, Overdue::Lingering));
         }
     }
 
@@ -357,7 +357,7 @@ mod tests {
         drop(under_way);
         assert_eq!(overdue(&activity).await, (0, Overdue::Idle));
         activity.leave();
-        assert_eq!(overdue(&activity).await, (1, Overdue::Left));
+        assert_eq!(overdue(&activity).await, (1, Overdue::Lingering));
 
         let activity = Activity::begin();
         activity.read();

@@ -1,8 +1,8 @@
 //! Returns freed memory to the operating system.
 //!
 //! The allocator purges pages some time after they were freed, and only on a later allocation. A
-//! process that is idle after a burst of large bodies, or of connections, makes none and would keep
-//! the memory; so this task makes one.
+//! process that is idle after a burst of large bodies, or of connections, makes none and would not
+//! return the memory; so this task makes one.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::http::memory::Memory;
 const EVERY: Duration = Duration::from_secs(2);
 /// Minimum decrease since the last maximum that triggers a purge, bytes.
 const PURGE: u64 = 4 << 20;
-/// Size of the allocation that triggers a purge, bytes: large enough for pages of its own. It is
+/// Size of the allocation that triggers a purge, bytes: large enough for separate pages. It is
 /// never written to, so it uses no memory.
 const PURGE_TRIGGER_BYTES: usize = 32 << 20;
 /// Number of allocations after a decrease; each purges a part of the freed pages.
@@ -45,17 +45,18 @@ pub async fn follow(memory: Arc<Memory>, connections: Arc<Connections>, stop: Ca
 #[derive(Debug, Default)]
 struct HighWater {
     high: u64,
-    left: u32,
+    remaining: u32,
 }
 
 impl HighWater {
     fn has_fallen(&mut self, used: u64) -> bool {
         if used + PURGE <= self.high {
-            (self.high, self.left) = (used, PURGE_COUNT);
+            self.high = used;
+            self.remaining = PURGE_COUNT;
         }
         self.high = self.high.max(used);
-        let follows = self.left > 0;
-        self.left = self.left.saturating_sub(1);
+        let follows = self.remaining > 0;
+        self.remaining = self.remaining.saturating_sub(1);
         follows
     }
 }

@@ -21,8 +21,8 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
 /// Maximum size of a slice handed to a connection, bytes.
 pub const SLICE: usize = 16 << 10;
 
-/// A body that is passed on in slices. hyper copies each piece as a whole, so a stalled connection
-/// holds at most one slice.
+/// A body that is passed on in slices. hyper copies each piece completely, so a stalled connection
+/// buffers at most one slice.
 pub struct Sliced<B> {
     body: B,
     rest: Bytes,
@@ -70,12 +70,12 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Sliced<B> {
 
 /// The size of a body with `more` bytes before it.
 pub fn longer(rest: &SizeHint, more: u64) -> SizeHint {
-    let mut whole = SizeHint::new();
-    whole.set_lower(rest.lower().saturating_add(more));
+    let mut total = SizeHint::new();
+    total.set_lower(rest.lower().saturating_add(more));
     if let Some(upper) = rest.upper() {
-        whole.set_upper(upper.saturating_add(more));
+        total.set_upper(upper.saturating_add(more));
     }
-    whole
+    total
 }
 
 #[cfg(test)]

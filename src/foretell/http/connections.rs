@@ -19,13 +19,13 @@ use crate::http::head::Refusal;
 
 /// File descriptors reserved for other uses: listeners, event queues, logs, the admin listener,
 /// probes of backends.
-const KEPT: u64 = 64;
+const RESERVED: u64 = 64;
 /// Minimum number of slots, regardless of limits.
-const FEWEST: usize = 8;
+const MIN_SLOTS: usize = 8;
 /// A connection that has been idle this long may be evicted.
 const IDLE: Duration = Duration::from_millis(500);
 /// Interval between two attempts to evict while no slot is free.
-const AGAIN: Duration = Duration::from_millis(50);
+const RETRY_EVERY: Duration = Duration::from_millis(50);
 
 /// Raises the process's soft limit of open files to the hard limit, and returns the number of
 /// clients that fit below it.
@@ -38,8 +38,8 @@ pub fn max_clients() -> usize {
 
 /// Client slots for this many descriptors: each client needs one for itself and one for a backend.
 fn slots(descriptors: u64) -> usize {
-    let slots = descriptors.saturating_sub(KEPT) / 2;
-    usize::try_from(slots).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
+    let slots = descriptors.saturating_sub(RESERVED) / 2;
+    usize::try_from(slots).unwrap_or(usize::MAX).clamp(MIN_SLOTS, Semaphore::MAX_PERMITS)
 }
 
 /// The client connections of a set of listeners.
@@ -130,7 +130,7 @@ impl Connections {
     /// Waits until no client is connected.
     pub async fn none(&self) {
         while self.open() > 0 {
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_EVERY).await;
         }
     }
 
@@ -149,19 +149,19 @@ impl Connections {
             }
             self.evict();
             let free = Arc::clone(&self.free).acquire_owned();
-            if let Ok(Ok(permit)) = tokio::time::timeout(AGAIN, free).await {
+            if let Ok(Ok(permit)) = tokio::time::timeout(RETRY_EVERY, free).await {
                 return permit;
             }
         }
     }
 
-    /// Asks the connection that has been idle longest to end, if it has been idle for at least
-    /// `IDLE`.
+    /// Requests the end of the connection that has been idle longest, if it has been idle for at
+    /// least `IDLE`.
     pub fn evict(&self) {
         let open = self.open.lock();
         let idle = open.connections.values().filter_map(|activity| Some((activity.idle_since()?, activity)));
-        if let Some((_, activity)) =
-            idle.min_by_key(|(since, _)| *since).filter(|(since, _)| since.elapsed() >= IDLE)
+        if let Some((since, activity)) = idle.min_by_key(|(since, _)| *since)
+            && since.elapsed() >= IDLE
         {
             self.evicted.fetch_add(1, Ordering::Relaxed);
             activity.want_slot();
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn each_client_has_two_descriptors_and_some_are_kept_back() {
-        assert_eq!([0, 64, 256, 1024].map(slots), [FEWEST, FEWEST, 96, 480]);
+        assert_eq!([0, 64, 256, 1024].map(slots), [MIN_SLOTS, MIN_SLOTS, 96, 480]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -234,7 +234,7 @@ mod tests {
             let connections = Arc::clone(&connections);
             async move { connections.room().await }
         });
-        tokio::time::sleep(AGAIN * 3).await;
+        tokio::time::sleep(RETRY_EVERY * 3).await;
         assert!(!waiting.is_finished());
         // The first is busy; the second has been idle for longer than the third.
         let bounds = crate::http::listen::Bounds::default();

@@ -33,7 +33,7 @@ pub struct Lifecycle {
     draining: CancellationToken,
     empty: CancellationToken,
     hurried: CancellationToken,
-    /// Tells the listeners to stop.
+    /// Stops the listeners.
     pub stop: Stop,
 }
 
@@ -78,7 +78,7 @@ impl Lifecycle {
         self.empty.cancel();
     }
 
-    /// Runs the shutdown once it begins: keeps accepting for `delay` (less if hurried, or with
+    /// Runs the shutdown once it begins: accepts for `delay` (less if hurried, or with
     /// `early` once `none` completes), stops accepting, and cuts the open connections after `grace`
     /// unless `done` completes before.
     pub async fn steps(

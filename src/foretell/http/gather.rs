@@ -1,8 +1,8 @@
-//! Reads whole bodies.
+//! Reads complete bodies.
 //!
-//! A sender chooses the chunks of a body, and each arrives in a buffer of its own: keeping many
-//! tiny ones would take a hundred times their bytes. So every byte is copied into pieces of a fixed
-//! size, which are reserved in the memory limit before they are filled. A body that does not fit is
+//! A sender chooses the chunks of a body, and each arrives in a separate buffer: many tiny ones
+//! would take a hundred times their bytes. So every byte is copied into pieces of a fixed size,
+//! which are reserved in the memory limit before they are filled. A body that does not fit is
 //! returned as the part that was read and the rest.
 
 use std::collections::VecDeque;
@@ -24,10 +24,10 @@ const MIN: usize = 1 << 10;
 
 /// Result of reading a body.
 pub enum Gathered<B> {
-    /// The whole body; its bytes stay reserved until the last copy is dropped.
-    Whole(Bytes),
+    /// The complete body; its bytes stay reserved until the last copy is dropped.
+    Complete(Bytes),
     /// The body was not read to its end; it can still be passed on.
-    Part(Part<B>, Stopped),
+    Partial(PartlyRead<B>, Stopped),
 }
 
 /// Reason that a body was not read to its end.
@@ -49,24 +49,24 @@ where
     B::Error: Into<BoxError>,
 {
     if body.size_hint().lower() > limit as u64 {
-        return Ok(Gathered::Part(Part { read: VecDeque::new(), rest: body }, Stopped::Limit));
+        return Ok(Gathered::Partial(PartlyRead { read: VecDeque::new(), rest: body }, Stopped::Limit));
     }
     let expected = body.size_hint().exact().and_then(|length| usize::try_from(length).ok());
     let mut pieces = Pieces::new(memory.take(0), expected.unwrap_or(0));
     while let Some(frame) = body.frame().await {
         let data = match frame.map_err(Into::into)?.into_data() {
             Ok(data) => data,
-            Err(trailers) => return Ok(pieces.part(trailers, body, Stopped::Limit)),
+            Err(trailers) => return Ok(pieces.partial(trailers, body, Stopped::Limit)),
         };
-        let left = pieces.push(data);
-        if !left.is_empty() {
-            return Ok(pieces.part(Frame::data(left), body, Stopped::Memory));
+        let rest = pieces.push(data);
+        if !rest.is_empty() {
+            return Ok(pieces.partial(Frame::data(rest), body, Stopped::Memory));
         }
         if pieces.size > limit {
-            return Ok(pieces.part(Frame::data(Bytes::new()), body, Stopped::Limit));
+            return Ok(pieces.partial(Frame::data(Bytes::new()), body, Stopped::Limit));
         }
     }
-    Ok(Gathered::Whole(pieces.whole(memory)))
+    Ok(Gathered::Complete(pieces.join(memory)))
 }
 
 /// The bytes read so far.
@@ -114,7 +114,7 @@ impl Pieces {
         grown
     }
 
-    fn whole(mut self, memory: &Arc<Memory>) -> Bytes {
+    fn join(mut self, memory: &Arc<Memory>) -> Bytes {
         if self.size == 0 {
             return Bytes::new();
         }
@@ -130,7 +130,7 @@ impl Pieces {
         taken.over(all)
     }
 
-    fn part<B>(self, last: Frame<Bytes>, rest: B, stopped: Stopped) -> Gathered<B> {
+    fn partial<B>(self, last: Frame<Bytes>, rest: B, stopped: Stopped) -> Gathered<B> {
         let mut read: VecDeque<_> = self.full.into_iter().map(Frame::data).collect();
         if !self.open.is_empty() {
             read.push_back(Frame::data(self.taken.over(self.open)));
@@ -138,17 +138,17 @@ impl Pieces {
         if last.data_ref().is_none_or(|data| !data.is_empty()) {
             read.push_back(last);
         }
-        Gathered::Part(Part { read, rest }, stopped)
+        Gathered::Partial(PartlyRead { read, rest }, stopped)
     }
 }
 
 /// A partly read body: yields the part that was read, then the rest.
-pub struct Part<B> {
+pub struct PartlyRead<B> {
     read: VecDeque<Frame<Bytes>>,
     rest: B,
 }
 
-impl<B> http_body::Body for Part<B>
+impl<B> http_body::Body for PartlyRead<B>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -188,11 +188,11 @@ pub enum Unread {
 }
 
 /// Reads `body` up to `limit` bytes without reserving memory: for small bodies and answers to
-/// Foretell's own calls.
+/// Foretell's calls.
 ///
 /// # Errors
 /// See [`Unread`].
-pub async fn whole<B>(body: B, limit: usize) -> Result<Vec<u8>, Unread>
+pub async fn read_all<B>(body: B, limit: usize) -> Result<Vec<u8>, Unread>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -200,11 +200,11 @@ where
     read(body, limit, None).await
 }
 
-/// As [`whole`]; the memory that it takes is counted by `taken`, however much is in use.
+/// As [`read_all`]; `taken` counts the memory, even above the limit.
 ///
 /// # Errors
 /// See [`Unread`].
-pub async fn counted<B>(body: B, limit: usize, taken: &mut Reservation) -> Result<Vec<u8>, Unread>
+pub async fn read_counted<B>(body: B, limit: usize, taken: &mut Reservation) -> Result<Vec<u8>, Unread>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -267,7 +267,9 @@ mod tests {
         size: usize,
     ) -> u64 {
         let memory = Memory::new(1 << 30);
-        let Gathered::Whole(bytes) = gather(body, 1 << 20, &memory).await.unwrap() else { panic!("a part") };
+        let Gathered::Complete(bytes) = gather(body, 1 << 20, &memory).await.unwrap() else {
+            panic!("a part")
+        };
         assert_eq!(bytes, wanted(size));
         let used = memory.used();
         drop(bytes);
@@ -300,7 +302,7 @@ mod tests {
             let other = memory.take(if stopped == Stopped::Memory { 200 } else { 0 });
             let limit = if stopped == Stopped::Limit { 1000 } else { 1 << 20 };
             let gathered = gather(pieces(&sizes, trailers), limit, &memory).await.unwrap();
-            let Gathered::Part(part, why) = gathered else { panic!("{sizes:?}: whole") };
+            let Gathered::Partial(part, why) = gathered else { panic!("{sizes:?}: whole") };
             assert_eq!(why, stopped);
             let collected = part.collect().await.unwrap();
             assert_eq!(collected.trailers().is_some(), trailers);
@@ -314,13 +316,13 @@ mod tests {
     async fn a_body_announced_as_too_large_is_not_read() {
         let memory = Memory::new(1 << 20);
         let gathered = gather(Full::new(Bytes::from(wanted(1001))), 1000, &memory).await.unwrap();
-        let Gathered::Part(part, Stopped::Limit) = gathered else { panic!("read") };
+        let Gathered::Partial(part, Stopped::Limit) = gathered else { panic!("read") };
         assert_eq!((part.read.len(), http_body::Body::size_hint(&part).exact()), (0, Some(1001)));
     }
 
     #[tokio::test]
     async fn a_whole_body_may_be_as_long_as_its_limit() {
-        assert_eq!(whole(pieces(&[1; 100], false), 100).await.unwrap(), wanted(100));
-        assert!(matches!(whole(pieces(&[1; 101], false), 100).await, Err(Unread::TooLong(100))));
+        assert_eq!(read_all(pieces(&[1; 100], false), 100).await.unwrap(), wanted(100));
+        assert!(matches!(read_all(pieces(&[1; 101], false), 100).await, Err(Unread::TooLong(100))));
     }
 }

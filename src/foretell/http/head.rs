@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, Version, r
 
 use crate::http::answer::error_response;
 use crate::http::body::Body;
-use crate::http::listen::Bounds;
+use crate::http::service::Bounds;
 
 /// Bytes of a field besides its name and value: a colon, a space and the line end.
 const FIELD: usize = 4;
@@ -177,12 +177,15 @@ fn is_host(text: &str) -> bool {
     if text.is_empty() {
         return true;
     }
-    let parsed = text.parse::<Authority>().ok().filter(|_| !text.contains(['@', ',']));
-    let port = |authority: &Authority| authority.as_str().strip_prefix(authority.host()).map(str::to_owned);
-    parsed.as_ref().and_then(port).is_some_and(|port| match port.strip_prefix(':') {
+    if text.contains(['@', ',']) {
+        return false;
+    }
+    let Ok(authority) = text.parse::<Authority>() else { return false };
+    let Some(port) = authority.as_str().strip_prefix(authority.host()) else { return false };
+    match port.strip_prefix(':') {
         Some(digits) => digits.is_empty() || digits.parse::<u16>().is_ok(),
         None => port.is_empty(),
-    })
+    }
 }
 
 /// True if the target has origin or absolute form; `*` is allowed for `OPTIONS` and an authority

@@ -8,11 +8,11 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, request};
 
-use crate::http::listen::Peer;
+use crate::http::service::Peer;
 
 /// The client's control of speculation, such as `x-foretell: plain`.
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
-/// `off`: nothing of the request is kept in the corpus, and the corpus is not used for it.
+/// `off`: nothing of the request is added to the corpus, and the corpus is not used for it.
 pub const CORPUS: HeaderName = HeaderName::from_static("x-foretell-corpus");
 /// Id of a request in the log: the client's, or one made by Foretell.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -27,8 +27,8 @@ pub const PARAMETER: HeaderName = HeaderName::from_static("x-foretell-parameter"
 /// Longest parameter name put into a header, bytes.
 const PARAMETER_MAX: usize = 128;
 
-/// Prefix of every field of Foretell's own.
-const OWN: &str = "x-foretell";
+/// Prefix of every field of Foretell.
+const PREFIX: &str = "x-foretell";
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
@@ -83,7 +83,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
 /// ASCII.
 pub fn parameter(name: &str) -> Option<HeaderValue> {
     let plain = name.len() <= PARAMETER_MAX && name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
-    HeaderValue::from_str(name).ok().filter(|_| plain)
+    if plain { HeaderValue::from_str(name).ok() } else { None }
 }
 
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
@@ -93,13 +93,13 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
 }
 
 /// Removes the fields that only Foretell may set or read.
-pub fn strip_own(headers: &mut HeaderMap) {
-    let is_own = |name: &&HeaderName| {
-        let rest = name.as_str().strip_prefix(OWN);
+pub fn strip_foretell(headers: &mut HeaderMap) {
+    let is_foretell = |name: &&HeaderName| {
+        let rest = name.as_str().strip_prefix(PREFIX);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     };
-    let own: Vec<HeaderName> = headers.keys().filter(is_own).cloned().collect();
-    for name in own {
+    let names: Vec<HeaderName> = headers.keys().filter(is_foretell).cloned().collect();
+    for name in names {
         headers.remove(name);
     }
 }
@@ -107,7 +107,7 @@ pub fn strip_own(headers: &mut HeaderMap) {
 /// Prepares the headers of a backend's answer for the client. Returns the protocol that it switches
 /// to, if any.
 pub fn from_backend(headers: &mut HeaderMap) -> Option<HeaderValue> {
-    strip_own(headers);
+    strip_foretell(headers);
     strip_hop_by_hop(headers)
 }
 
@@ -126,9 +126,9 @@ pub fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// Prepares the headers of a client's request for a backend: removes hop-by-hop fields and
-/// Foretell's own, adds `x-forwarded-*`. Returns the protocol that the client asks to switch to, if
-/// that is allowed.
+/// Prepares the headers of a client's request for a backend: removes hop-by-hop and `x-foretell`
+/// fields, adds `x-forwarded-*`. Returns the protocol that the client wants to switch to, if that
+/// is allowed.
 pub fn for_backend(
     headers: &mut HeaderMap,
     version: Version,
@@ -137,7 +137,7 @@ pub fn for_backend(
 ) -> Option<HeaderValue> {
     let trailers = takes_trailers(headers);
     let upgrade = strip_hop_by_hop(headers).filter(|protocol| may_switch(protocol, version));
-    strip_own(headers);
+    strip_foretell(headers);
     // hyper's server answers `100 Continue` itself when the body is read.
     for name in [EXPECT, PROXY_AUTHORIZATION] {
         headers.remove(name);

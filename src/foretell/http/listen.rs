@@ -3,61 +3,27 @@
 //! Shared by the proxy, the admin listener and `foretell target`, so that limits, timeouts and
 //! shutdown are the same everywhere.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Request, Response};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tower::Service;
 
-use crate::http::body::Body;
 use crate::http::connections::{ConnectionSlot, Connections};
-use crate::http::request::RequestBody;
 use crate::http::serve::{Serving, accepted};
+pub use crate::http::service::{App, Bounds, Peer};
 use crate::http::workers::Workers;
 
 /// Minimum time between two log lines about failed accepts.
-const QUIET: Duration = Duration::from_mins(1);
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
 /// Pause of a listener after a failed accept.
-const BREATH: Duration = Duration::from_millis(20);
-
-/// Limits on what a client may send before its request is interpreted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Maximum number of header fields.
-    pub headers: usize,
-    /// Maximum size of all header fields, bytes; above it the answer is 431.
-    pub header_bytes: usize,
-    /// Maximum size of the request target, bytes; above it the answer is 414.
-    pub uri: usize,
-    /// Time until a head is complete, from the connection's start or from the head's first byte.
-    pub header_timeout: Duration,
-    /// Longest pause within a request body.
-    pub body: Duration,
-    /// Time that a connection may be idle between two requests.
-    pub keep_alive: Duration,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self {
-            headers: 100,
-            header_bytes: 32 << 10,
-            uri: 8 << 10,
-            header_timeout: Duration::from_secs(10),
-            body: Duration::from_secs(30),
-            keep_alive: Duration::from_secs(75),
-        }
-    }
-}
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Address and TLS settings of a listener.
 #[derive(Clone, Debug)]
@@ -82,37 +48,9 @@ pub struct Stop {
     pub cut: CancellationToken,
 }
 
-/// The client's end of the connection; added to the extensions of every request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    pub address: SocketAddr,
-    /// True if the connection uses TLS.
-    pub secure: bool,
-}
-
-/// Service that a listener serves, with its layers: always ready, and never an error.
-pub trait App:
-    Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future: Send>
-    + Clone
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<S> App for S where
-    S: Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future: Send>
-        + Clone
-        + Send
-        + Sync
-        + 'static
-{
-}
-
 /// Settings of a listener, besides its socket and its service.
 #[derive(Clone, Debug)]
 pub struct Listening {
-    /// Limits on what clients may send.
     pub bounds: Bounds,
     /// Limits the number of connections, over all listeners that share it; these stop together.
     pub connections: Arc<Connections>,
@@ -148,23 +86,23 @@ pub async fn serve_on(
     let open = TaskTracker::new();
     let mut failures = Failures::default();
     loop {
-        let came = tokio::select! {
+        let client = tokio::select! {
             () = stop.accept.cancelled() => break,
-            came = next(&listener, &connections) => came,
+            client = next(&listener, &connections) => client,
         };
-        let handed = came.and_then(|(stream, address, slot)| {
+        let handed = client.and_then(|(stream, address, slot)| {
             let serving = Arc::clone(&serving);
             workers.spawn(stream, &open, move |stream, share| {
                 slot.activity().counts_in(share);
                 accepted(stream, address, slot, serving)
             })
         });
-        // Out of descriptors, or the peer left while queued: pause, then continue accepting.
+        // No free descriptors, or the queued peer disconnected: pause, then continue accepting.
         if let Err(error) = handed {
             connections.fail();
             connections.evict();
             failures.log(&error);
-            tokio::time::sleep(BREATH).await;
+            tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
     drop(listener);
@@ -191,19 +129,20 @@ async fn next(
     Ok((stream, address, connections.slot(connections.room().await)))
 }
 
-/// Logs failed accepts: at most one line per [`QUIET`], with their number since the last line.
+/// Logs failed accepts: at most one line per [`LOG_INTERVAL`], with their number since then.
 #[derive(Default)]
 struct Failures {
-    said: Option<Instant>,
+    logged: Option<Instant>,
     since: u64,
 }
 
 impl Failures {
     fn log(&mut self, error: &io::Error) {
         self.since += 1;
-        if self.said.is_none_or(|said| said.elapsed() >= QUIET) {
+        if self.logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
             tracing::warn!(%error, count = self.since, "connections could not be accepted");
-            (self.said, self.since) = (Some(Instant::now()), 0);
+            self.logged = Some(Instant::now());
+            self.since = 0;
         }
     }
 }

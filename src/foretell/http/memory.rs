@@ -1,8 +1,8 @@
-//! One limit on the memory that clients can make the process hold.
+//! One limit on the memory that clients can make the process use.
 //!
-//! Bodies being read, copies kept for a retry, sessions and their output: each reserves its bytes
-//! here before using them and returns them when dropped. This module only reports that memory is
-//! short; the caller decides the consequence.
+//! Bodies being read, copies for a retry, sessions and their output: each reserves its bytes here
+//! before using them and returns them when dropped. This module only reports that memory is short;
+//! the caller decides the consequence.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +42,6 @@ impl Memory {
         self.limit
     }
 
-    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -78,7 +77,6 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

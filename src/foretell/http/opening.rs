@@ -41,8 +41,8 @@ fn is_control(byte: u8) -> bool {
 /// True if the first line is complete and not a request line.
 fn is_wrong(bytes: &[u8]) -> bool {
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let whole = line.len() < bytes.len();
-    whole && !line.windows(8).any(|piece| piece == b" HTTP/1.")
+    let complete = line.len() < bytes.len();
+    complete && !line.windows(8).any(|piece| piece == b" HTTP/1.")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A request body that can be sent a second time: sent bytes are kept until an answer begins.
+//! A request body that can be sent a second time: sent bytes are stored until an answer begins.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use parking_lot::Mutex;
 use crate::http::body::{Body, BoxError, full, longer};
 use crate::http::memory::{Memory, Reservation};
 
-/// Sends a body once more. Dropping it frees the kept bytes.
+/// Sends a body a second time. Dropping it frees the stored bytes.
 pub struct Replay(Content);
 
 enum Content {
-    Whole(Bytes),
+    Complete(Bytes),
     Passing(Arc<Mutex<Passing>>),
 }
 
 /// A body being sent.
 struct Passing {
     source: Body,
-    /// The bytes sent so far; `None` once the body cannot be sent again.
-    kept: Option<Kept>,
+    /// The bytes sent so far; `None` once the body cannot be resent.
+    copy: Option<SentCopy>,
 }
 
-struct Kept {
+struct SentCopy {
     /// Copies: a small piece may be a part of a large buffer.
     bytes: Vec<u8>,
-    /// Bytes that `memory` holds.
+    /// Bytes reserved in `memory`.
     reserved: u64,
     max_bytes: usize,
     memory: Reservation,
@@ -39,33 +39,33 @@ struct Kept {
 impl Replay {
     /// For a body that has been read.
     pub fn of(bytes: Bytes) -> Self {
-        Self(Content::Whole(bytes))
+        Self(Content::Complete(bytes))
     }
 
-    /// For a body that is passed on as it arrives: the body to send, and the means to send it
-    /// again; `None` if its announced length is above `max_bytes` or `memory` has no room for it. A
-    /// body without announced length is kept as long as it fits.
+    /// For a body that is passed on as it arrives: the body to send, and the means to resend it;
+    /// `None` if its announced length is above `max_bytes` or `memory` has no room for it. A body
+    /// without announced length is stored as long as it fits.
     pub fn passing(body: Body, max_bytes: usize, memory: &Arc<Memory>) -> (Body, Option<Self>) {
         let announced = http_body::Body::size_hint(&body).upper();
         let mut memory = memory.take(0);
         if announced.is_some_and(|size| size > max_bytes as u64) || !memory.try_grow(announced.unwrap_or(0)) {
             return (body, None);
         }
-        let kept = Some(Kept { bytes: Vec::new(), reserved: announced.unwrap_or(0), max_bytes, memory });
-        let passing = Arc::new(Mutex::new(Passing { source: body, kept }));
+        let copy = Some(SentCopy { bytes: Vec::new(), reserved: announced.unwrap_or(0), max_bytes, memory });
+        let passing = Arc::new(Mutex::new(Passing { source: body, copy }));
         let first = Sent { before: Bytes::new(), passing: Arc::clone(&passing) };
         (first.boxed_unsync(), Some(Self(Content::Passing(passing))))
     }
 
-    /// The whole body once more: the bytes sent before, then those still to come. `None` if it was
-    /// not kept.
-    pub fn again(self) -> Option<Body> {
+    /// The complete body: the bytes sent before, then the remaining ones. `None` if it was not
+    /// stored.
+    pub fn into_body(self) -> Option<Body> {
         match &self.0 {
-            Content::Whole(bytes) => Some(full(bytes.clone())),
+            Content::Complete(bytes) => Some(full(bytes.clone())),
             Content::Passing(passing) => {
-                let kept = passing.lock().kept.take()?;
+                let copy = passing.lock().copy.take()?;
                 let passing = Arc::clone(passing);
-                Some(Sent { before: kept.bytes.into(), passing }.boxed_unsync())
+                Some(Sent { before: copy.bytes.into(), passing }.boxed_unsync())
             }
         }
     }
@@ -74,13 +74,13 @@ impl Replay {
 impl Drop for Replay {
     fn drop(&mut self) {
         if let Content::Passing(passing) = &self.0 {
-            passing.lock().kept = None;
+            passing.lock().copy = None;
         }
     }
 }
 
-impl Kept {
-    /// Keeps a piece; false if there is no room for it.
+impl SentCopy {
+    /// Stores a piece; false if there is no room for it.
     fn add(&mut self, piece: &Bytes) -> bool {
         let size = self.bytes.len() + piece.len();
         let more = (size as u64).saturating_sub(self.reserved);
@@ -95,10 +95,10 @@ impl Kept {
 
 impl Passing {
     fn note(&mut self, frame: &Result<Frame<Bytes>, BoxError>) {
-        let Some(kept) = &mut self.kept else { return };
+        let Some(copy) = &mut self.copy else { return };
         let piece = frame.as_ref().ok().and_then(Frame::data_ref);
-        if !piece.is_some_and(|piece| kept.add(piece)) {
-            self.kept = None;
+        if !piece.is_some_and(|piece| copy.add(piece)) {
+            self.copy = None;
         }
     }
 }
@@ -181,7 +181,7 @@ mod tests {
             }
             assert_eq!(memory.used(), if announced { 6 } else { 2 * passed });
             drop(first);
-            assert_eq!(text(replay.unwrap().again().unwrap()).await, "abcdef", "{passed}");
+            assert_eq!(text(replay.unwrap().into_body().unwrap()).await, "abcdef", "{passed}");
             assert_eq!(memory.used(), 0);
         }
     }
@@ -194,7 +194,7 @@ mod tests {
             assert_eq!(text(first).await, "abcdef");
             // Announced bytes that do not fit are known before the first byte is sent.
             assert_eq!((replay.is_none(), memory.used()), (announced, 0));
-            assert!(replay.and_then(Replay::again).is_none());
+            assert!(replay.and_then(Replay::into_body).is_none());
         }
     }
 

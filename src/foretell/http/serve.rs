@@ -27,14 +27,14 @@ use crate::http::activity::{Activity, Overdue, UnderWay};
 use crate::http::body::{Body, BoxError};
 use crate::http::connections::{ConnectionSlot, Connections};
 use crate::http::head;
-use crate::http::listen::{App, Bounds, Peer};
 use crate::http::opening::Protocol;
 use crate::http::request::RequestBody;
+use crate::http::service::{App, Bounds, Peer};
 use crate::http::socket::Socket;
 
 /// Maximum buffer of hyper for an HTTP/2 stream that is not read, in each direction, bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// The same for all streams of a connection together.
+/// As [`STREAM_WINDOW`], for all streams of a connection together.
 const CONNECTION_WINDOW: u32 = 256 << 10;
 /// Longest request target that hyper accepts, bytes.
 const TARGET: usize = 64 << 10;
@@ -57,7 +57,7 @@ const PING: Duration = Duration::from_mins(1);
 /// Time limit of the answer to a ping.
 const PONG: Duration = Duration::from_secs(20);
 
-/// Maximum size of a head that hyper gets as a whole, bytes; it refuses longer ones itself.
+/// Maximum size of a head that hyper gets at once, bytes; it refuses longer ones itself.
 fn head_bytes(bounds: &Bounds) -> usize {
     bounds.header_bytes.saturating_add(bounds.uri.min(TARGET)).max(8 << 10)
 }
@@ -128,7 +128,7 @@ where
     let sleep = tokio::time::sleep(bounds.header_timeout);
     tokio::pin!(sleep);
     let mut socket = Socket::new(stream, slot, bounds.uri);
-    let mut until = Until { activity: &activity, bounds: &bounds, sleep, peer };
+    let mut until = Deadlines { activity: &activity, bounds: &bounds, sleep, peer };
     let Some(protocol) = until.open(&mut socket).await else { return };
     let streams = STREAMS.min(connections.limit().div_ceil(4));
     let service = {
@@ -150,21 +150,21 @@ where
 }
 
 /// Time limits of a connection.
-struct Until<'a> {
+struct Deadlines<'a> {
     activity: &'a Activity,
     bounds: &'a Bounds,
     sleep: Pin<&'a mut Sleep>,
     peer: Peer,
 }
 
-impl Until<'_> {
+impl Deadlines<'_> {
     /// Waits for the connection's first head; `None` if it has ended, or is to end.
     async fn open<S: AsyncRead + Unpin>(&mut self, socket: &mut Socket<S>) -> Option<Protocol> {
-        let most = head_bytes(self.bounds);
+        let max_bytes = head_bytes(self.bounds);
         loop {
             tokio::select! {
                 biased;
-                opened = poll_fn(|cx| socket.poll_open(cx, most)) => {
+                opened = poll_fn(|cx| socket.poll_open(cx, max_bytes)) => {
                     return opened
                         .inspect_err(|error| tracing::debug!(%error, "connection ended"))
                         .ok()
@@ -172,8 +172,8 @@ impl Until<'_> {
                 }
                 why = poll_fn(|cx| self.activity.poll_overdue(cx, self.bounds, self.sleep.as_mut())) => {
                     // A head that has begun is waited for, as hyper does.
-                    let asked = matches!(why, Overdue::Idle | Overdue::Stopped);
-                    if !asked || socket.is_unused() {
+                    let may_finish = matches!(why, Overdue::Idle | Overdue::Stopped);
+                    if !may_finish || socket.is_unused() {
                         return None;
                     }
                     self.activity.leave();
@@ -182,7 +182,7 @@ impl Until<'_> {
         }
     }
 
-    /// Serves the connection until it has ended, or is overdue. `stop` asks it to end.
+    /// Serves the connection until it has ended, or is overdue. `stop` begins its graceful end.
     async fn end<C>(&mut self, mut served: Pin<Box<C>>, stop: impl Fn(Pin<&mut C>))
     where
         C: Future<Output = hyper::Result<()>>,
@@ -204,7 +204,7 @@ impl Until<'_> {
                         self.activity.leave();
                         stop(served.as_mut());
                     }
-                    Overdue::Head | Overdue::Left | Overdue::Cut => return,
+                    Overdue::Head | Overdue::Lingering | Overdue::Cut => return,
                     Overdue::Blocked => {
                         return tracing::info!(peer = %self.peer.address, "cut: the client does not read");
                     }
@@ -216,7 +216,7 @@ impl Until<'_> {
 
 /// Answers one request, or refuses it because of its head.
 ///
-/// hyper moves the returned future and keeps room for it on every connection. So it holds the
+/// hyper moves the returned future and reserves room for it on every connection. So it contains the
 /// request, and the much larger future of its answer is created when it is polled.
 fn answer<A: App>(
     serving: &Arc<Serving<A>>,
@@ -227,14 +227,14 @@ fn answer<A: App>(
 ) -> impl Future<Output = Result<Response<Answered>, Infallible>> + Send + use<A> {
     let mut under_way = activity.request(request.version());
     let (serving, activity) = (Arc::clone(serving), Arc::clone(activity));
-    let old = request.version() <= Version::HTTP_11;
+    let is_http1 = request.version() <= Version::HTTP_11;
     let (mut head, body) = request.into_parts();
     let request = if let Some(refusal) = head::refusal(&head, &serving.bounds) {
         connections.refuse(refusal);
         tracing::debug!(peer = %peer.address, code = refusal.code(), "request refused");
         Err(refusal)
     } else {
-        name_host(&mut head, old);
+        name_host(&mut head, is_http1);
         head.extensions.insert(peer);
         Ok(Request::from_parts(head, RequestBody::new(body, serving.bounds.body)))
     };
@@ -251,21 +251,23 @@ fn answer<A: App>(
         // The request was not read to its end, so the connection will close, which the header
         // announces.
         let unread = refused || response.status() == StatusCode::REQUEST_TIMEOUT;
-        if old && unread {
+        if is_http1 && unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             activity.switch();
         }
-        under_way.window_shut(!old);
-        Ok(response.map(|body| Answered { body, failed: None, under_way, old, _room: room }))
+        under_way.window_shut(!is_http1);
+        Ok(response.map(|body| Answered { body, failed: None, under_way, is_http1, _room: room }))
     }
 }
 
 /// Sets `Host` from a target in absolute form, which takes precedence (RFC 9112, 3.2.2).
-fn name_host(head: &mut http::request::Parts, old: bool) {
-    let authority = head.uri.authority().filter(|_| old);
-    if let Some(host) = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()) {
+fn name_host(head: &mut http::request::Parts, is_http1: bool) {
+    if is_http1
+        && let Some(authority) = head.uri.authority()
+        && let Ok(host) = HeaderValue::from_str(authority.as_str())
+    {
         head.headers.insert(HOST, host);
     }
 }
@@ -277,7 +279,7 @@ struct Answered {
     failed: Option<BoxError>,
     under_way: UnderWay,
     /// True for HTTP/1.1, where the socket detects that the client does not read.
-    old: bool,
+    is_http1: bool,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -293,7 +295,7 @@ impl http_body::Body for Answered {
             return Poll::Ready(Some(Err(error)));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if !self.old {
+        if !self.is_http1 {
             self.under_way.window_shut(polled.is_ready());
         }
         match polled {
@@ -333,7 +335,7 @@ mod tests {
             body: StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync(),
             failed: None,
             under_way: Activity::begin().request(Version::HTTP_11),
-            old: true,
+            is_http1: true,
             _room: None,
         };
         let mut polled = || {

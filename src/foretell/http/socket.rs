@@ -1,8 +1,8 @@
 //! The byte stream of a client connection, between the network and hyper.
 //!
-//! It reports when bytes are received and sent, holds the connection's slot, and truncates a
-//! request target that is far too long, so that the request is refused for its target rather than
-//! for a head that does not fit hyper's buffer.
+//! It reports when bytes are received and sent, owns the connection's slot, and truncates a request
+//! target that is far too long, so that the request is refused for its target rather than for a
+//! head that does not fit hyper's buffer.
 
 use std::io;
 use std::pin::Pin;
@@ -52,7 +52,7 @@ impl<S> Socket<S> {
 
 impl<S: AsyncRead + Unpin> Socket<S> {
     /// Reads until the protocol is known, which is when the first head is complete; `None` if
-    /// nothing was ever received. The bytes are read again by the server of the connection.
+    /// nothing was ever received. The server of the connection gets these bytes first.
     pub fn poll_open(
         &mut self,
         cx: &mut Context<'_>,
@@ -82,13 +82,13 @@ impl<S: AsyncRead + Unpin> Socket<S> {
                 return Poll::Ready(Ok(()));
             }
             self.activity().read();
-            let kept = match buf.filled_mut().get_mut(before..) {
+            let passed = match buf.filled_mut().get_mut(before..) {
                 Some(fresh) => self.target.pass(fresh),
                 None => read,
             };
-            buf.set_filled(before + kept);
+            buf.set_filled(before + passed);
             // Zero bytes would mean end of stream.
-            if kept > 0 {
+            if passed > 0 {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -155,7 +155,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
 struct Target {
     at: At,
     /// Bytes of the target that may still pass.
-    left: usize,
+    remaining: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -171,28 +171,28 @@ enum At {
 impl Target {
     fn new(uri: usize) -> Self {
         // One byte over the limit shows that it is too long.
-        Self { at: At::Start, left: uri.saturating_add(1) }
+        Self { at: At::Start, remaining: uri.saturating_add(1) }
     }
 
-    /// Truncates `bytes` in place and returns the number left.
+    /// Truncates `bytes` and returns their new number.
     fn pass(&mut self, bytes: &mut [u8]) -> usize {
         if self.at == At::Beyond {
             return bytes.len();
         }
-        let (mut at, mut kept) = (0, 0);
+        let (mut at, mut passed) = (0, 0);
         while let Some(&byte) = bytes.get(at)
             && self.at != At::Beyond
         {
             if self.passes(byte) {
-                if let Some(at) = bytes.get_mut(kept) {
+                if let Some(at) = bytes.get_mut(passed) {
                     *at = byte;
                 }
-                kept += 1;
+                passed += 1;
             }
             at += 1;
         }
-        bytes.copy_within(at.., kept);
-        kept + bytes.len() - at
+        bytes.copy_within(at.., passed);
+        passed + bytes.len() - at
     }
 
     fn passes(&mut self, byte: u8) -> bool {
@@ -211,8 +211,8 @@ impl Target {
                 true
             }
             (At::Target, _) => {
-                let passes = self.left > 0;
-                self.left = self.left.saturating_sub(1);
+                let passes = self.remaining > 0;
+                self.remaining = self.remaining.saturating_sub(1);
                 passes
             }
         }

@@ -1,8 +1,7 @@
 //! The network threads.
 //!
-//! Each runs an event loop of its own and keeps a client's connection and the backend connections
-//! that serve it together: a chunk passes through without waking a second thread, which would be
-//! the largest cost of passing a request through.
+//! Each runs an event loop, and serves a client's connection and the backend connections for it: a
+//! chunk passes through without waking a second thread, which would be the largest cost of passing a request through.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -93,9 +92,10 @@ impl Workers {
 
     /// The runtimes of the threads; the calling runtime if there are none.
     pub fn runtimes(&self) -> Vec<Handle> {
-        let own = self.threads.iter().map(|thread| thread.runtime.clone());
-        let here = self.threads.is_empty().then(Handle::try_current).into_iter().flatten();
-        own.chain(here).collect()
+        if self.threads.is_empty() {
+            return Handle::try_current().into_iter().collect();
+        }
+        self.threads.iter().map(|thread| thread.runtime.clone()).collect()
     }
 
     /// The thread with the least load; among several, the next in turn.

@@ -42,7 +42,7 @@ impl<B: Body<Data = Bytes, Error = BrokenOff> + Unpin> Body for Recorded<B> {
         match &mut frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    headers::strip_own(trailers);
+                    headers::strip_foretell(trailers);
                 }
                 if !std::mem::replace(begun, true) {
                     record.emitted();

@@ -1,20 +1,20 @@
 //! The calls of one session: the first call, later plain calls, verify requests.
 //!
 //! All of them carry the client's end-to-end headers and its trace context, so that the backend's
-//! own authentication, logs and traces see the client, and an `x-request-id` with a round suffix.
+//! authentication, logs and traces see the client, and an `x-request-id` with a round suffix.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use crate::clock::Clock;
 use crate::fleet::identity::Identity;
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::{Tie, Tied};
@@ -26,7 +26,8 @@ use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::trace::Trace;
 use crate::random::fresh_seed;
 use crate::serving::exchange::Exchange;
-use crate::serving::run::Run;
+use crate::serving::grammar::Grammar;
+use crate::serving::plan::{CallLimits, SessionPlan};
 use foretell_core::draft::Tree;
 use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
@@ -41,7 +42,6 @@ use foretell_engines::text::evidence::may_spell;
 
 /// State shared by the calls of one session.
 pub struct Common {
-    /// The replica that all calls go to.
     pub replica: Arc<Replica>,
     /// The server that renders its requests, if it is another.
     renderer: Option<Arc<Replica>>,
@@ -61,21 +61,18 @@ pub struct Common {
     /// The query of the client's URI, which goes with every call, as its headers do: a gateway
     /// in front of the backend may go by it.
     query: Option<String>,
-    /// Its trace; `None` if it has no spans.
+    /// The trace of the request; `None` if it has no spans.
     pub trace: Option<Trace>,
     /// The model id as the client sent it.
     pub model: String,
     /// Sampling parameters; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
-    /// Lists of the engine behind the outputs of the session, if the client asked for
-    /// log-probabilities.
     /// A lossy accept rule needs the target's probabilities.
     pub weighs: bool,
     /// Size and time bounds.
     pub limits: CallLimits,
     /// The process that all calls must reach.
     pub process: Process,
-    /// Traits observed in the server's answers.
     answer_traits: Arc<AnswerTraits>,
 }
 
@@ -84,7 +81,7 @@ pub struct Process {
     /// Proof that a new connection leads to this process; see [`Identity::tie`].
     tie: Option<Arc<Tie>>,
     /// Triggers a new identification of the server.
-    again: Arc<Notify>,
+    reidentify: Arc<Notify>,
     /// See [`Identity::replaced`].
     replaced: Arc<AtomicBool>,
     /// Fingerprint, weights and model that its answers have named so far.
@@ -98,7 +95,7 @@ impl Process {
         let origin = Origin { fingerprint: mark.clone(), weights: weights.clone(), model: None };
         Self {
             tie: identity.tie.clone(),
-            again: Arc::clone(&identity.again),
+            reidentify: Arc::clone(&identity.reidentify),
             replaced: Arc::clone(&identity.replaced),
             origin: Mutex::new(origin),
         }
@@ -112,28 +109,18 @@ pub struct Calls(Arc<Common>);
 /// Pause before the next call if a new connection does not show which process it leads to.
 const UNTIED_PAUSE: Duration = Duration::from_secs(1);
 
-/// Reason for which a call has no usable answer.
-enum Missed {
-    /// It failed, or the backend asked for a pause.
+/// Reason that a call has no usable answer.
+enum NoAnswer {
+    /// It failed, or the backend answered with `Retry-After`.
     Fault(Fault),
     /// The engine answered that this verification method cannot decide this draft, which is no
     /// fault.
     Undecided,
 }
 
-/// Bounds of the calls of one round.
-#[derive(Clone, Copy, Debug)]
-pub struct CallLimits {
-    /// Maximum total size of a round's requests, and maximum size of each answer, bytes.
-    pub bytes_max: usize,
-    /// Timeout of a call that no action of the session waits for: for the ids of a prompt, or of a
-    /// text.
-    pub question: Duration,
-}
-
 impl Calls {
     /// The calls of a request, with the client's end-to-end fields.
-    pub fn new(run: &Run, exchange: &Exchange) -> Self {
+    pub fn new(plan: &SessionPlan, answer_traits: &Arc<AnswerTraits>, exchange: &Exchange) -> Self {
         let mut headers = exchange.head.headers.clone();
         for name in
             [header::CONTENT_LENGTH, header::HOST, header::ACCEPT_ENCODING, header::TE, header::TRAILER]
@@ -143,20 +130,20 @@ impl Calls {
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let request_id = exchange.slot.record.so_far().id.clone();
-        let mut sampling = run.plan.sampling.clone();
-        if !run.plan.identity.engine.continues_grammar {
-            // It would begin anew with every request.
+        let mut sampling = plan.sampling.clone();
+        if !plan.identity.engine.continues_grammar {
+            // It would restart with every request.
             sampling.grammar = None;
         }
-        let aborts = run.plan.identity.engine.aborts && run.answer_traits.may_end_with_news(true);
+        let aborts = plan.identity.engine.aborts && answer_traits.may_end_with_news(true);
         let first_id =
             if aborts { format!("{request_id}-{:016x}", fresh_seed()) } else { request_id.clone() };
         Self(Arc::new(Common {
             replica: Arc::clone(&exchange.replica),
-            renderer: run.plan.identity.renderer.clone(),
-            engine: run.plan.engine(),
-            tokenizer: Arc::clone(&run.plan.identity.tokenizer),
-            rounds_seen: Arc::clone(&run.plan.identity.rounds_seen),
+            renderer: plan.identity.renderer.clone(),
+            engine: plan.engine(),
+            tokenizer: Arc::clone(&plan.identity.tokenizer),
+            rounds_seen: Arc::clone(&plan.identity.rounds_seen),
             headers,
             request_id,
             first_id,
@@ -164,38 +151,37 @@ impl Calls {
             trace: exchange.slot.record.so_far().trace.clone(),
             model: exchange.request.model.clone(),
             sampling,
-            weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
-            limits: run.plan.limits,
-            process: Process::of(&run.plan.identity),
-            answer_traits: Arc::clone(&run.answer_traits),
+            weighs: plan.rules.accept.is_lossy() && plan.sampling.temperature > 0.0,
+            limits: plan.limits,
+            process: Process::of(&plan.identity),
+            answer_traits: Arc::clone(answer_traits),
         }))
     }
 
-    /// The engine of the replica.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
     }
 
-    /// Sends the client's own request, the only call that counts in the replica's health; once more
-    /// over a fresh connection if `again` returns true for the error. If a new connection does not
-    /// show which process it leads to, the request is sent anyway and the second value is false:
-    /// the session must not speculate.
+    /// Sends the client's request, the only call that counts in the replica's health; resends it
+    /// over a fresh connection if `resends` returns true for the error. If a new connection does
+    /// not show which process it leads to, the request is sent anyway and the second value is
+    /// false: the session must not speculate.
     pub async fn first(
         &self,
         call: Call,
-        again: impl FnOnce(&SendError) -> bool,
+        resends: impl FnOnce(&SendError) -> bool,
     ) -> Result<(Response<Answer>, bool), SendError> {
         let (path, body) = (call.path, Bytes::from(call.body));
         let request = || self.request(path, body.clone(), None);
         let mut begun = match self.begin(request, Repeatable).await {
-            Err(error) if again(&error) => self.begin(request, Fresh).await,
+            Err(error) if resends(&error) => self.begin(request, Fresh).await,
             begun => begun,
         };
         if let Ok((response, _)) = &mut begun
             && self.0.first_id != self.0.request_id
             && response.headers().get(headers::REQUEST_ID).is_some_and(|id| id == self.0.first_id.as_str())
         {
-            // The unique id is not echoed to the client, which gets its own.
+            // The unique id is not echoed to the client, which gets the id that it sent.
             response.headers_mut().remove(headers::REQUEST_ID);
         }
         begun
@@ -233,13 +219,13 @@ impl Calls {
     }
 
     /// The body of an answer, unless it shows that another process than the session's sent it.
-    fn own(&self, body: Vec<u8>) -> Result<Vec<u8>, Missed> {
+    fn of_this_process(&self, body: Vec<u8>) -> Result<Vec<u8>, NoAnswer> {
         let origin = Origin::of_body(&body);
         // A process that always names itself sends no answer without its name.
         if self.is_unnamed(&origin) {
-            return Err(Missed::Fault(Fault::Verify));
+            return Err(NoAnswer::Fault(Fault::Verify));
         }
-        if self.is_from_there(origin) { Ok(body) } else { Err(Missed::Fault(Fault::Changed)) }
+        if self.is_from_there(origin) { Ok(body) } else { Err(NoAnswer::Fault(Fault::Changed)) }
     }
 
     /// True if an answer lacks the name that this process puts into all of its answers.
@@ -250,7 +236,7 @@ impl Calls {
     /// Another process, or another model, has answered: triggers a new identification at once.
     pub fn changed(&self) {
         tracing::debug!(replica = self.0.replica.label(), "another engine has answered");
-        self.0.process.again.notify_one();
+        self.0.process.reidentify.notify_one();
     }
 
     /// The fault of a call that got no answer; `usual` if the session may go on.
@@ -272,7 +258,7 @@ impl Calls {
         if self.0.engine.shows_itself() { usual } else { Fault::Lost }
     }
 
-    /// Starts a plain call from the whole context. It continues an answer that the client is
+    /// Starts a plain call from the complete context. It continues an answer that the client is
     /// reading, so its head is awaited no longer than the replica's idle timeout. The error
     /// includes the cause as text for the operator.
     pub async fn plain_request(
@@ -310,7 +296,7 @@ impl Calls {
         let call = self.0.engine.abort(route, &self.0.first_id)?;
         let response = self.send(call, None).await.ok()?;
         let status = response.status();
-        let _ = gather::whole(response.into_body(), self.0.limits.bytes_max).await;
+        let _ = gather::read_all(response.into_body(), self.0.limits.bytes_max).await;
         match status {
             StatusCode::OK => Some(true),
             StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => Some(false),
@@ -318,22 +304,37 @@ impl Calls {
         }
     }
 
-    /// The `x-request-id` of the first call and the request's own, if they differ.
+    /// The `x-request-id` of the first call and that of the client's request, if they differ.
     pub fn renamed(&self) -> Option<(String, String)> {
-        let (first, own) = (&self.0.first_id, &self.0.request_id);
-        (first != own).then(|| (first.clone(), own.clone()))
+        let (first, clients) = (&self.0.first_id, &self.0.request_id);
+        (first != clients).then(|| (first.clone(), clients.clone()))
     }
 
-    /// Requests the prompt's ids while the first call streams. Any failure gives [`Event::Doubt`].
-    pub async fn prompt_ids_call(self, request: &openai::Request, first: Call) -> Event {
+    /// Requests the prompt's ids while the first call streams, and stores whether a grammar
+    /// constrains the output. Any failure gives [`Event::Doubt`].
+    pub async fn prompt_and_grammar(
+        self,
+        grammar: Grammar,
+        request: Arc<openai::Request>,
+        call: Call,
+        clock: Clock,
+    ) -> Event {
+        let event = self.prompt_ids(&request, call).await;
+        if let (Grammar::Requested(Some(key)), Event::Rendered { constrained, .. }) = (grammar, &event) {
+            self.0.answer_traits.grammars.note(&key, *constrained, clock.now());
+        }
+        event
+    }
+
+    async fn prompt_ids(&self, request: &openai::Request, first: Call) -> Event {
         let mut call = first;
         loop {
-            let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
-            let Ok(Ok(body)) = asked else { return Event::Doubt };
+            let answer = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
+            let Ok(Ok(body)) = answer else { return Event::Doubt };
             match self.0.engine.read_prompt_answer(request, &body) {
                 Ok(PromptAnswer::Prompt(ids)) => return Event::Prompt(ids),
                 Ok(PromptAnswer::Rendered { prompt, has_grammar }) => {
-                    return Event::Rendered { prompt, constrained: bound: has_grammar };
+                    return Event::Rendered { prompt, constrained: has_grammar };
                 }
                 Ok(PromptAnswer::Call(next)) => call = next,
                 Err(_) => return Event::Doubt,
@@ -341,7 +342,7 @@ impl Calls {
         }
     }
 
-    /// The parts of a complete output, given without the token that ended it, as the server's own
+    /// The parts of a complete output, given without the token that ended it, as the server's
     /// parser has them for an answer that is not streamed; `None` if it gives none.
     pub async fn parts(
         &self,
@@ -349,15 +350,18 @@ impl Calls {
         prompt: &[TokenId],
         output: &[TokenId],
     ) -> Option<ParsedMessage> {
-        // The server takes no empty output.
-        let call = self.0.engine.parts_call(request, prompt, output).filter(|_| !output.is_empty())?;
-        let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
-        let mut whole = parts::read_message(&asked.ok()?.ok()?)?;
+        // The server accepts no empty output.
+        if output.is_empty() {
+            return None;
+        }
+        let call = self.0.engine.parts_call(request, prompt, output)?;
+        let answer = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
+        let mut parts = parts::read_message(&answer.ok()?.ok()?)?;
         if request.single_call {
             // vLLM's page gives all of them (0.32).
-            whole.calls.truncate(1);
+            parts.calls.truncate(1);
         }
-        Some(whole)
+        Some(parts)
     }
 
     /// Makes the verify requests of one round. The event is `VerifyResult` or `Fault`; the session
@@ -371,58 +375,67 @@ impl Calls {
     ) -> Event {
         let context = Context::of(&self.0.model, &token_context);
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, method, weighs: self.0.weighs };
-        let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
-            Ok(asked) => asked,
+        let verify_request = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
+            Ok(verify_request) => verify_request,
             Err(refusal) => {
                 tracing::debug!(%refusal, "draft not sent");
                 let too_long = matches!(refusal, Refusal::TooLong { .. } | Refusal::NoRoom(_));
                 return Event::Fault(if too_long { Fault::TooLong } else { Fault::Verify });
             }
         };
-        let warm =
-            self.0.engine.warm(&put).filter(|call| round == 1 && call.body.len() <= self.0.limits.bytes_max);
-        if let Some(call) = warm {
+        if round == 1
+            && let Some(call) = self.0.engine.warm(&put)
+            && call.body.len() <= self.0.limits.bytes_max
+        {
             // It only fills the engine's prefix cache, so its answer and most errors are ignored.
-            if let Err(Missed::Fault(fault @ (Fault::Lost | Fault::Changed))) =
+            if let Err(NoAnswer::Fault(fault @ (Fault::Lost | Fault::Changed))) =
                 self.answer(call, Some(round), None).await
             {
                 return Event::Fault(fault);
             }
         }
-        self.ask(&put, asked, round).await.unwrap_or_else(Event::Fault)
+        self.verify_round(&put, verify_request, round).await.unwrap_or_else(Event::Fault)
     }
 
-    /// Makes the calls of a round; if they decide nothing, once more in the dialect's other form,
+    /// Makes the calls of a round; if they decide nothing, repeats it in the dialect's other form,
     /// if it has one.
-    async fn ask(&self, put: &Round<'_>, mut asked: VerifyRequest, round: u32) -> Result<Event, Fault> {
-        let _verifying = self.0.rounds_seen.verifying(put.method.sequences(asked.nodes));
-        let result = self.judged(put, &mut asked, round).await?;
-        let again = result.rows.is_empty().then(|| self.0.engine.retry(put, &asked)).flatten();
-        Ok(Event::VerifyResult(match again {
-            Some(mut again) => self.judged(put, &mut again, round).await?,
-            None => result,
-        }))
-    }
-
-    /// Makes all calls of `asked` concurrently (they are taken out of it) and reads the
-    /// verification result.
-    async fn judged(
+    async fn verify_round(
         &self,
         put: &Round<'_>,
-        asked: &mut VerifyRequest,
+        mut request: VerifyRequest,
+        round: u32,
+    ) -> Result<Event, Fault> {
+        let _verifying = self.0.rounds_seen.verifying(put.method.sequences(request.nodes));
+        let mut result = self.verify_result(put, &mut request, round).await?;
+        if result.rows.is_empty()
+            && let Some(mut other) = self.0.engine.retry(put, &request)
+        {
+            result = self.verify_result(put, &mut other, round).await?;
+        }
+        Ok(Event::VerifyResult(result))
+    }
+
+    /// Makes all calls of `request` concurrently (they are taken out of it) and reads the
+    /// verification result.
+    async fn verify_result(
+        &self,
+        put: &Round<'_>,
+        request: &mut VerifyRequest,
         round: u32,
     ) -> Result<VerifyResult, Fault> {
-        let calls = std::mem::take(&mut asked.calls);
+        let calls = std::mem::take(&mut request.calls);
         let count = calls.len();
-        let made = Put { method: put.method, nodes: asked.nodes };
+        let made = Put { method: put.method, nodes: request.nodes };
         let answers = calls.into_iter().map(|call| self.answer(call, Some(round), Some(put.method)));
         let bodies = match futures_util::future::try_join_all(answers).await {
             Ok(bodies) => bodies,
-            Err(Missed::Fault(fault)) => return Err(fault),
-            Err(Missed::Undecided) => return Ok(VerifyResult { put: Some(made), ..VerifyResult::default() }),
+            Err(NoAnswer::Fault(fault)) => return Err(fault),
+            Err(NoAnswer::Undecided) => {
+                return Ok(VerifyResult { put: Some(made), ..VerifyResult::default() });
+            }
         };
         self.0.answer_traits.reads(&bodies);
-        let mut result = self.0.engine.result(put, asked, &bodies).map_err(|unreadable| {
+        let mut result = self.0.engine.result(put, request, &bodies).map_err(|unreadable| {
             tracing::debug!(%unreadable, "verification result not usable");
             Fault::Verify
         })?;
@@ -431,8 +444,8 @@ impl Calls {
             return Err(Fault::Verify);
         }
         let alone = self.0.replica.in_flight() <= count;
-        if let Some(computed) = result.computed.filter(|_| alone) {
-            let all = put.method.prompt_tokens(put.context.len(), asked.nodes);
+        if alone && let Some(computed) = result.computed {
+            let all = put.method.prompt_tokens(put.context.len(), request.nodes);
             let cached = all.saturating_sub(computed as usize);
             self.0.rounds_seen.cached(cached, put.context.len(), self.0.engine.block);
         }
@@ -456,43 +469,45 @@ impl Calls {
         call: Call,
         round: Option<u32>,
         method: Option<VerifyMethod>,
-    ) -> Result<Vec<u8>, Missed> {
+    ) -> Result<Vec<u8>, NoAnswer> {
         let sent = self.send(call, round).await;
-        let response = sent.map_err(|error| Missed::Fault(self.fault_of(&error, Fault::Verify)))?;
+        let response = sent.map_err(|error| NoAnswer::Fault(self.fault_of(&error, Fault::Verify)))?;
         let status = response.status();
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            return Err(Missed::Fault(retry_after(response.headers())));
+            return Err(NoAnswer::Fault(retry_after(response.headers())));
         }
-        let body = gather::whole(response.into_body(), self.0.limits.bytes_max).await;
+        let body = gather::read_all(response.into_body(), self.0.limits.bytes_max).await;
         let body = body.map_err(|unread| {
-            Missed::Fault(match unread {
+            NoAnswer::Fault(match unread {
                 Unread::Broken(_) => self.lost(Fault::Verify),
                 Unread::TooLong(_) => Fault::Verify,
             })
         })?;
         let codec = self.0.engine.dialect.codec();
         match (status, method) {
-            (StatusCode::OK, Some(_)) => self.own(body),
+            (StatusCode::OK, Some(_)) => self.of_this_process(body),
             (StatusCode::OK, _) => Ok(body),
             (status, Some(method)) if codec.is_undecided(method, status.as_u16(), &body) => {
-                Err(Missed::Undecided)
+                Err(NoAnswer::Undecided)
             }
-            _ => Err(Missed::Fault(Fault::Verify)),
+            _ => Err(NoAnswer::Fault(Fault::Verify)),
         }
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
-        if let Some(renderer) = self.0.renderer.as_ref().filter(|_| is_rendering(call.path)) {
-            return renderer.ask(self.request(call.path, call.body.into(), round)).await;
+        if let Some(renderer) = &self.0.renderer
+            && is_rendering(call.path)
+        {
+            return renderer.send_additional(self.request(call.path, call.body.into(), round)).await;
         }
         // With a tie or a fingerprint every connection or answer shows its process, so that the
         // polled state is not needed: the previous process may still finish its answers.
-        let told = self.0.process.tie.is_some() || self.0.engine.mark.is_some();
-        if !told && self.0.process.replaced.load(Ordering::Relaxed) {
+        let identified = self.0.process.tie.is_some() || self.0.engine.mark.is_some();
+        if !identified && self.0.process.replaced.load(Ordering::Relaxed) {
             return Err(SendError::Changed { backend: self.0.replica.backend().to_owned() });
         }
         let request = self.tied(self.request(call.path, call.body.into(), round), true);
-        self.noticed(self.0.replica.ask(request).await)
+        self.noticed(self.0.replica.send_additional(request).await)
     }
 
     /// The request, restricted to the session's process.

@@ -29,15 +29,15 @@ pub struct DrafterError {
 
 /// Compares the vocabulary of a drafter with that of a target.
 pub fn compared(name: &str, drafter: &Tokenizer, identity: &Identity) -> ModelState {
-    let (own, target) = (drafter.fingerprint().to_string(), &identity.engine_start.vocabulary);
-    if own == *target {
+    let (fingerprint, target) = (drafter.fingerprint().to_string(), &identity.engine_start.vocabulary);
+    if fingerprint == *target {
         return ModelState::Ready;
     }
     let short = |fingerprint: &str| fingerprint.get(..8).unwrap_or(fingerprint).to_owned();
     ModelState::OtherVocabulary(format!(
         "the vocabulary of `{name}` ({} tokens, {}) is not that of `{}` ({} tokens, {})",
         drafter.size(),
-        short(&own),
+        short(&fingerprint),
         identity.engine_start.model,
         identity.tokenizer.size(),
         short(target),
@@ -49,7 +49,6 @@ pub fn compared(name: &str, drafter: &Tokenizer, identity: &Identity) -> ModelSt
 pub struct LoadedDrafter {
     /// Handle to the thread that runs the model.
     pub service: DrafterService,
-    /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Translations between it and the targets it has drafted for, by their fingerprints and
     /// end tokens.
@@ -93,7 +92,7 @@ impl LoadedDrafter {
 
     fn translation(&self, identity: &Identity) -> Arc<Translation> {
         let mut pairs = self.pairs.lock();
-        // Drops the translations that no session uses: each holds a table of both vocabularies.
+        // Drops the translations that no session uses: each has a table of both vocabularies.
         if pairs.len() >= PAIRS {
             pairs.retain(|_, translation| Arc::strong_count(translation) > 1);
         }
@@ -137,15 +136,16 @@ pub struct Drafters {
 }
 
 impl Drafters {
-    /// Adds a drafter that is running already.
+    /// Adds a running drafter.
     #[must_use]
     pub fn with(self, name: impl Into<String>, drafter: LoadedDrafter) -> Self {
         self.loaded.write().insert(name.into(), drafter);
         self
     }
 
-    /// Loads the drafters that `policies` name and that are not loaded yet, or were trained again
-    /// since: the policies were judged by the origin on disk, so these weights have to be its own.
+    /// Loads the drafters that `policies` name and that are not loaded yet, or were retrained
+    /// since: the policies were judged by the origin on disk, so the weights must be of that
+    /// origin.
     ///
     /// # Errors
     /// The first drafter that is not declared or cannot be loaded; nothing is changed then.
@@ -167,13 +167,12 @@ impl Drafters {
             }
             opened.insert(name.to_owned(), drafter);
         }
-        // All at once: until now a refusal leaves the policies in force the weights they have.
+        // All at once: a refusal before changes no weights of the policies in force.
         self.loaded.write().extend(opened);
         Ok(())
     }
 
-    /// True if the drafter of that name is loaded, with the weights that are on disk as far as
-    /// their origin tells.
+    /// True if the drafter of that name is loaded, with weights of the origin on disk.
     fn is_loaded(&self, name: &str, model: Option<&DrafterModel>) -> bool {
         let loaded = self.loaded.read();
         loaded.get(name).is_some_and(|drafter| model.is_none_or(|model| drafter.origin == origin(model)))
@@ -184,11 +183,11 @@ impl Drafters {
     pub fn retain(&self, policies: &PolicySet) {
         let named: Vec<&str> = policies.models().collect();
         self.loaded.write().retain(|name, _| {
-            let kept = named.contains(&name.as_str());
-            if !kept {
+            let is_named = named.contains(&name.as_str());
+            if !is_named {
                 tracing::info!(drafter = name, "no policy names it any more: it ends with its last session");
             }
-            kept
+            is_named
         });
     }
 
@@ -235,7 +234,7 @@ impl Drafters {
             .collect()
     }
 
-    /// The names of those that are loaded.
+    /// Names of the loaded drafters, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.loaded.read().keys().cloned().collect();
         names.sort();

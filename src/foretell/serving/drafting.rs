@@ -1,9 +1,9 @@
 //! Requests to the model drafter.
 //!
-//! A session has one drafter slot, taken by its first request and kept until the session ends: a
-//! cancelled request leaves the slot with everything that the drafter has read in its cache. There
-//! is no time limit here: the session decides how long it waits for an answer. A missing drafter,
-//! no free slot and a failed run are draft faults, after which the session decodes plainly.
+//! A session has one drafter slot, from its first request until the session ends: a cancelled
+//! request leaves the slot with everything that the drafter has read in its cache. There is no time
+//! limit here: the session decides how long it waits for an answer. A missing drafter, no free slot
+//! and a failed run are draft faults, after which the session decodes plainly.
 
 use std::sync::Arc;
 
@@ -38,12 +38,11 @@ impl Reply {
     }
 }
 
-/// A request to the drafter.
 #[derive(Clone, Copy)]
 pub(super) enum DrafterRequest {
     /// Draft a chain.
     Draft(Order),
-    /// The drafter's own choice at each output position from this one on.
+    /// The drafter's choice at each output position from this one on.
     Shadow { from: usize },
 }
 
@@ -54,14 +53,12 @@ pub(super) struct DrafterQuery {
     bridge: VocabularyBridge,
 }
 
-/// The model drafter of one session.
 pub struct Drafting {
     drafter: Option<DrafterQuery>,
     noise: Noise,
-    /// Taken by the first request that finds a free slot; kept until the session ends.
+    /// Taken by the first request that finds a free slot, until the session ends.
     drafter_slot: Arc<OnceCell<DrafterSlot>>,
-    /// The requests in flight.
-    asked: Vec<(ActionId, DraftKind)>,
+    in_flight: Vec<(ActionId, DraftKind)>,
     /// Cause under which a request that misses its deadline is counted.
     late: DraftLoss,
     observer: Arc<Observer>,
@@ -79,11 +76,11 @@ impl Drafting {
         let noise = Noise { seed: sampling.seed, choice: 0, sampling };
         let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
         let drafter = session_model.map(|session_model| DrafterQuery::new(&session_model));
-        Self { drafter, noise, drafter_slot: Arc::default(), asked: Vec::new(), late, observer }
+        Self { drafter, noise, drafter_slot: Arc::default(), in_flight: Vec::new(), late, observer }
     }
 
-    /// True if the drafter may draw with the target's own noise: not if its drafts are translated
-    /// as text.
+    /// True if the drafter may sample with the target's noise: not if its drafts are translated as
+    /// text.
     pub fn shares_noise(&self) -> bool {
         self.drafter.as_ref().is_some_and(|drafter| drafter.bridge.shares_noise())
     }
@@ -97,49 +94,48 @@ impl Drafting {
         gamma: usize,
         min_survival: f64,
     ) -> BoxFuture<'static, Reply> {
-        self.ask(id, token_context, DrafterRequest::Draft(Order { gamma, min_survival }))
+        self.request(id, token_context, DrafterRequest::Draft(Order { gamma, min_survival }))
     }
 
-    /// The drafter's own choice at each output position from `from` on.
+    /// The drafter's choice at each output position from `from` on.
     pub fn shadow(
         &mut self,
         id: ActionId,
         token_context: TokenContext,
         from: usize,
     ) -> BoxFuture<'static, Reply> {
-        self.ask(id, token_context, DrafterRequest::Shadow { from })
+        self.request(id, token_context, DrafterRequest::Shadow { from })
     }
 
     /// Removes a request that has been answered.
     pub fn answered(&mut self, id: ActionId) {
-        self.asked.retain(|(asked, _)| *asked != id);
+        self.in_flight.retain(|(other, _)| *other != id);
     }
 
     /// Removes a request that was cancelled. `late`: its deadline has passed, so it is counted as
     /// lost.
     pub fn given_up(&mut self, id: ActionId, late: bool) {
-        let asked = self.asked.iter().find(|(asked, _)| *asked == id);
-        if let Some((_, kind)) = asked.filter(|_| late) {
+        if late && let Some((_, kind)) = self.in_flight.iter().find(|(other, _)| *other == id) {
             self.observer.metrics().draft_lost(*kind, self.late);
         }
         self.answered(id);
     }
 
-    fn ask(
+    fn request(
         &mut self,
         id: ActionId,
         token_context: TokenContext,
-        question: DrafterRequest,
+        request: DrafterRequest,
     ) -> BoxFuture<'static, Reply> {
-        let kind = question.kind();
-        self.asked.push((id, kind));
+        let kind = request.kind();
+        self.in_flight.push((id, kind));
         self.observer.metrics().draft_requested(kind);
         let (drafter, drafter_slot) = (self.drafter.clone(), Arc::clone(&self.drafter_slot));
         let (noise, observer) = (self.noise.clone(), Arc::clone(&self.observer));
         async move {
             let started = tokio::time::Instant::now();
             let answer = match drafter {
-                Some(drafter) => drafter.answer(&drafter_slot, noise, token_context, question).await,
+                Some(drafter) => drafter.answer(&drafter_slot, noise, token_context, request).await,
                 None => Err(DraftLoss::NoSlot),
             };
             let event = answer.unwrap_or_else(|loss| {
@@ -173,17 +169,20 @@ impl DrafterQuery {
         drafter_slot: &OnceCell<DrafterSlot>,
         noise: Noise,
         token_context: TokenContext,
-        question: DrafterRequest,
+        request: DrafterRequest,
     ) -> Result<Event, DraftLoss> {
-        let told = self.bridge.tell(token_context).await.ok_or(DraftLoss::Fault)?;
-        let seated = drafter_slot.get_or_try_init(|| async {
-            self.service.slot(told.noise(noise)).await.ok_or(DraftLoss::NoSlot)
-        });
-        let drafter_slot = seated.await?;
-        let event = match question {
-            DrafterRequest::Draft(order) => bridge::draft(drafter_slot, told, order).await.map(Event::Draft),
+        let bridged = self.bridge.bridged(token_context).await.ok_or(DraftLoss::Fault)?;
+        let drafter_slot = drafter_slot
+            .get_or_try_init(|| async {
+                self.service.slot(bridged.noise(noise)).await.ok_or(DraftLoss::NoSlot)
+            })
+            .await?;
+        let event = match request {
+            DrafterRequest::Draft(order) => {
+                bridge::draft(drafter_slot, bridged, order).await.map(Event::Draft)
+            }
             DrafterRequest::Shadow { from } => {
-                self.bridge.shadow(drafter_slot, told, from).await.map(Event::Shadow)
+                self.bridge.shadow(drafter_slot, bridged, from).await.map(Event::Shadow)
             }
         };
         event.map_err(|_| DraftLoss::Fault)

@@ -24,7 +24,7 @@ pub type Served = Result<Response<Body>, Box<Declined>>;
 /// Answers eligible requests, or hands them back.
 pub trait Serve: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the
-    /// client left.
+    /// client disconnected.
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
 }
 
@@ -43,7 +43,7 @@ pub struct Shared {
     pub require_backend: bool,
     /// Permits of concurrent sessions (`limits.sessions`).
     pub sessions: Arc<Semaphore>,
-    /// Memory held on behalf of clients (`limits.memory`).
+    /// Memory in use on behalf of clients (`limits.memory`).
     pub memory: Arc<Memory>,
     /// The open connections of clients.
     pub connections: Arc<Connections>,
@@ -51,8 +51,8 @@ pub struct Shared {
 
 /// An eligible request with everything that belongs to it.
 pub struct Exchange {
-    /// The head, fit for the backend: hop-by-hop fields and Foretell's own are gone,
-    /// `x-forwarded-*` are in.
+    /// The head, fit for the backend: without hop-by-hop and `x-foretell` fields, with
+    /// `x-forwarded-*`.
     pub head: request::Parts,
     /// The headers that the client sent, which policies match on.
     pub sent: HeaderMap,
@@ -62,18 +62,15 @@ pub struct Exchange {
     pub request: Box<openai::Request>,
     /// The replica that serves the request; a session never changes it.
     pub replica: Arc<Replica>,
-    /// State shared by the parts of the gateway.
     pub shared: Shared,
-    /// Per-request settings of the client.
     pub client: Client,
     /// The request's record and its session permit.
     pub slot: Slot,
 }
 
-/// Per-request settings of the client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Client {
-    /// The API that it asks by.
+    /// The API that it uses.
     pub api: Api,
     /// The `x-foretell` header, which can only lower what policy and gates allow; `None` without
     /// it. Never `Off`.
@@ -84,14 +81,13 @@ pub struct Client {
     pub tenant: Option<String>,
     /// The client accepts HTTP trailers.
     pub trailers: bool,
-    /// The request's text may be kept in the corpus, and drafts may come from the corpus.
-    pub memory: bool,
+    /// The request's text may be added to the corpus, and drafts may come from the corpus.
+    pub may_use_corpus: bool,
 }
 
-/// The record of a served request, with its session permit. Kept until the end of the answer.
+/// The record of a served request, with its session permit, until the end of the answer.
 #[derive(Debug)]
 pub struct Slot {
-    /// The request's one record.
     pub record: Record,
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -102,13 +98,13 @@ impl Slot {
         Self { record, permit: Some(permit) }
     }
 
-    /// The answer is over: releases the permit. The record ends with what follows.
+    /// Ends the answer and releases the permit. The record ends once the drafters are scored.
     pub fn over(&mut self, client_gone: bool) {
         self.permit = None;
         self.record.over(client_gone);
     }
 
-    /// Releases the permit and keeps the record.
+    /// Releases the permit and returns the record.
     pub fn into_record(self) -> Record {
         self.record
     }
@@ -128,16 +124,13 @@ pub struct Unsent {
     pub head: request::Parts,
     /// The body as received.
     pub body: Bytes,
-    /// The replica to send it to.
     pub replica: Arc<Replica>,
 }
 
 /// A request handed back: no part of an answer has been sent to the client.
 pub struct Declined {
-    /// The request to pass through.
     pub unsent: Unsent,
     /// Its record and session permit.
     pub slot: Slot,
-    /// Reason for passing it through.
     pub why: Passthrough,
 }

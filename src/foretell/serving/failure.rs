@@ -15,9 +15,9 @@ use crate::observe::Record;
 use foretell_engines::translation::Untranslated;
 
 /// `Retry-After` of a request refused for lack of memory, seconds.
-const AGAIN: HeaderValue = HeaderValue::from_static("1");
+const RETRY_AFTER_MEMORY: HeaderValue = HeaderValue::from_static("1");
 
-/// Cause of an error answer by Foretell itself. A backend's own answers are never changed.
+/// Cause of an error answer by Foretell itself. A backend's answers are never changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The backend gave no answer.
@@ -35,7 +35,7 @@ pub enum Failure {
     /// A trusted peer names a tenant by other bytes than UTF-8.
     #[error("the tenant's name is not UTF-8")]
     TenantNotUtf8,
-    /// A request of another API that no chat request can ask for.
+    /// A request of another API that no chat request can express.
     #[error(transparent)]
     Untranslated(Untranslated),
     /// The body is larger than `limits.passthrough_body`.
@@ -50,12 +50,9 @@ pub enum Failure {
     /// Twice `limits.memory` is in use, or the limit is and the request cannot be passed on unread.
     #[error("memory is short; try again later")]
     Memory,
-    /// The backend changed protocols without having been asked to.
+    /// The backend switched protocols without an `Upgrade` request.
     #[error("backend `{backend}` switched protocols unasked")]
-    UnaskedUpgrade {
-        /// The backend's name.
-        backend: String,
-    },
+    UnaskedUpgrade { backend: String },
     /// The backend's stream broke off, and nothing could go on from there.
     #[error("the backend broke off")]
     BrokeOff,
@@ -152,7 +149,7 @@ impl Failure {
     pub fn response(&self) -> Response<Body> {
         let mut response = json_response(self.status(), &self.body());
         if matches!(self, Self::Memory) {
-            response.headers_mut().insert(RETRY_AFTER, AGAIN);
+            response.headers_mut().insert(RETRY_AFTER, RETRY_AFTER_MEMORY);
         }
         response
     }

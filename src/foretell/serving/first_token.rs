@@ -1,6 +1,6 @@
-//! A chat whose stream would tell no ids: its first token comes as one answer with ids, and the
-//! rest is asked for by ids. Where that answer is not as expected, the client's own request is
-//! sent, as if nothing had been asked before.
+//! A chat whose stream has no token ids: its first token is requested as one answer with ids, and
+//! the rest is continued by ids. Where that answer is not as expected, the client's request is sent
+//! unchanged.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode};
 
 use super::calls::Calls;
 use super::exchange::{Exchange, Served};
-use super::run::{Brought, Run, may_refuse_fields};
+use super::run::{AnswerBody, Run, may_refuse_fields};
 use crate::http::gather;
 use foretell_core::control::Presence;
 use foretell_core::session::Decode;
@@ -23,19 +23,19 @@ use foretell_engines::text::Tokenizer;
 const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 
 impl Run {
-    /// Asks for the first token, and serves the rest. Passes the request on unchanged where it is
-    /// decoded plainly now, or where the first token tells no ids.
+    /// Requests the first token, and serves the rest. Passes the request on unchanged where it is
+    /// decoded plainly now, or where the first token has no ids.
     pub(super) async fn begin_with_first_token(mut self, mut exchange: Exchange) -> Served {
         if let Some(reason) = self.plain_now(&exchange) {
             return self.pass_instead(exchange, reason, None).await;
         }
-        let calls = Calls::new(&self, &exchange);
+        let calls = Calls::new(&self.plan, &self.answer_traits, &exchange);
         let prediction = self.prediction(&exchange.request);
         let call = calls.engine().first_token_request(&exchange.request);
         exchange.slot.record.called();
         let sent = (Presence::reading(Arc::clone(&self.control)), self.clock.now());
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
-        let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
+        let response = match calls.first(call, |error| fleet.resends_to_same(&replica, error)).await {
             Ok((response, true)) => response,
             Ok((_, false)) => {
                 return self.pass_instead(exchange, PlainReason::GateHealth, Some(sent.0)).await;
@@ -52,7 +52,7 @@ impl Run {
         }
         let (mut head, body) = response.into_parts();
         let longest = sse::longest_event(exchange.body.len());
-        let body = gather::whole(body, longest).await.unwrap_or_default();
+        let body = gather::read_all(body, longest).await.unwrap_or_default();
         let first = match self.read_first_token(&body) {
             Ok(Some(first)) if self.fits(&exchange.request, first.prompt.len()) => first,
             Ok(Some(_)) => {
@@ -75,10 +75,10 @@ impl Run {
             exchange.slot.record.gathers();
         }
         exchange.slot.record.answered(head.status, &head.headers);
-        Box::pin(self.answer(exchange, calls, head, Brought::FirstToken(first), sent, prediction)).await
+        Box::pin(self.answer(exchange, calls, head, AnswerBody::FirstToken(first), sent, prediction)).await
     }
 
-    /// Passes the client's own request on. It counts among those that the engine computes.
+    /// Passes the client's request on. It counts among those that the engine computes.
     async fn pass_instead(
         mut self,
         exchange: Exchange,
@@ -106,11 +106,11 @@ impl Run {
             .or_else(closed)
     }
 
-    /// True if the engine takes a prompt of so many tokens with the client's own limit: it refuses
-    /// others, and would not refuse them for one token.
+    /// True if the engine accepts a prompt of so many tokens with the client's `max_tokens`. It
+    /// refuses longer ones, but would not with the limit of one token.
     fn fits(&self, request: &Request, prompt: usize) -> bool {
-        let most = request.max_tokens.map_or(0, |most| most as usize);
-        self.plan.identity.engine.context.is_none_or(|context| prompt.saturating_add(most) <= context)
+        let output = request.max_tokens.map_or(0, |tokens| tokens as usize);
+        self.plan.identity.engine.context.is_none_or(|context| prompt.saturating_add(output) <= context)
     }
 
     fn read_first_token(&self, body: &[u8]) -> Result<Option<FirstToken>, Unreadable> {
@@ -124,15 +124,14 @@ impl Run {
     }
 }
 
-/// True if the server sent the token's own text: nothing was made of it. Half a character shows
-/// nothing.
+/// True if the server sent the token's text unaltered. An incomplete character counts as such.
 fn is_its_text(tokenizer: &Arc<Tokenizer>, first: &FirstToken) -> bool {
     let Some(text) = &first.text else { return true };
     let mut decoder = tokenizer.detokenizer(&first.prompt, true);
-    let own = decoder.push(first.token);
+    let decoded = decoder.push(first.token);
     if decoder.is_inside_character() {
-        text.trim_end_matches(char::REPLACEMENT_CHARACTER) == own
+        text.trim_end_matches(char::REPLACEMENT_CHARACTER) == decoded
     } else {
-        *text == own
+        *text == decoded
     }
 }

@@ -30,7 +30,6 @@ const EVERY: Duration = Duration::from_secs(1);
 /// True for each open gate, by position in [`Gate::ALL`].
 pub type Open = [bool; Gate::ALL.len()];
 
-/// The gates of a policy at a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatesAt {
     pub policy: String,
@@ -79,7 +78,6 @@ impl Seen {
 }
 
 impl GateWatch {
-    /// A watch over these parts of a running proxy.
     pub fn new(
         runner: Arc<SessionRunner>,
         policies: Arc<PolicyStore>,
@@ -90,7 +88,7 @@ impl GateWatch {
     }
 
     /// Reads the gates once a second until `stop`.
-    pub async fn keep_looking(self: Arc<Self>, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -154,7 +152,6 @@ impl GateWatch {
         self.seen.lock().changes
     }
 
-    /// State shared by all requests.
     pub fn shared(&self) -> &Shared {
         &self.shared
     }
@@ -179,8 +176,8 @@ fn drafters(policy: &Policy) -> Vec<Drafts<'_>> {
 }
 
 impl SessionRunner {
-    /// True if, at some temperature, the share of accepted first tokens of all these drafters on a
-    /// replica is below `min_acceptance`, and at none that of one is above.
+    /// True if the acceptance of first tokens of all these drafters on a replica is below
+    /// `min_acceptance` at some temperature, and that of none is above it at any temperature.
     fn refuses(&self, replica: &Arc<Replica>, drafters: &[Drafts<'_>], min_acceptance: f64) -> bool {
         let Some(control) = self.learnt(replica) else { return false };
         let id = |drafter: &Drafts<'_>| match drafter {

@@ -1,5 +1,5 @@
-//! Header fields of the answer to a served request: the backend's own, and Foretell's path, policy
-//! and reason.
+//! Header fields of the answer to a served request: the backend's, and Foretell's path, policy and
+//! reason.
 
 use http::Response;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -7,7 +7,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use super::sink::TRAILERS;
 use crate::http::headers;
 
-/// Keeps a reverse proxy in front from buffering a stream.
+/// Stops a reverse proxy in front from buffering a stream.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// Value of `x-foretell-path` in the head of a stream, which is sent before it is known whether the
 /// request is speculated on.
@@ -42,7 +42,7 @@ pub fn passed_on(mut fields: HeaderMap) -> HeaderMap {
     fields
 }
 
-/// The backend's own header fields, less those that describe its body.
+/// The backend's header fields, without those that describe its body.
 fn without_body(fields: HeaderMap) -> HeaderMap {
     let mut fields = passed_on(fields);
     fields.remove(header::CONTENT_LENGTH);

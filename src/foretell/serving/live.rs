@@ -14,8 +14,8 @@ use foretell_core::words::{Gate, Mode, metric};
 use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{Drafter, PolicySet, Vocabulary};
 
-/// A collector for these parts of a running proxy. They hold the registry that holds it, so it
-/// holds them weakly: otherwise neither would ever be dropped.
+/// A collector for these parts of a running proxy. Their registry contains it, so its references to
+/// them are weak: otherwise neither would ever be dropped.
 ///
 /// # Errors
 /// A metric has an invalid description, which is a bug.

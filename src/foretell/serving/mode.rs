@@ -12,37 +12,37 @@ use foretell_core::words::Mode;
 struct Setting {
     base: Mode,
     /// A temporary mode and when it ends; it has precedence until then.
-    passing: Option<(Mode, Instant)>,
+    temporary: Option<(Mode, Instant)>,
 }
 
 impl Setting {
     fn at(self, now: Instant) -> Mode {
-        match self.passing {
+        match self.temporary {
             Some((mode, until)) if now < until => mode,
             _ => self.base,
         }
     }
 
-    fn held(self, now: Instant) -> Held {
-        let ends_in = self.passing.and_then(|(_, until)| until.checked_duration_since(now));
-        Held { mode: self.at(now), base: self.base, ends_in: ends_in.filter(|rest| !rest.is_zero()) }
+    fn active(self, now: Instant) -> ActiveMode {
+        let ends_in = self.temporary.and_then(|(_, until)| until.checked_duration_since(now));
+        ActiveMode { mode: self.at(now), base: self.base, ends_in: ends_in.filter(|rest| !rest.is_zero()) }
     }
 
     fn set(&mut self, mode: Mode, ttl: Option<Duration>, now: Instant) {
         match ttl.and_then(|ttl| now.checked_add(ttl)) {
-            Some(until) => self.passing = Some((mode, until)),
-            None => *self = Self { base: mode, passing: None },
+            Some(until) => self.temporary = Some((mode, until)),
+            None => *self = Self { base: mode, temporary: None },
         }
     }
 }
 
-/// A setting of the switch as it is now.
+/// The mode in force of the process or of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct ActiveMode {
     pub mode: Mode,
     /// The permanent mode, which is in force after a temporary one.
     pub base: Mode,
-    /// Time left of a temporary mode; `None` without one.
+    /// Remaining time of a temporary mode; `None` without one.
     pub ends_in: Option<Duration>,
 }
 
@@ -56,42 +56,40 @@ impl ModeSwitch {
     /// A switch with `mode` for the process, and none for single backends.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
-        Self { settings: RwLock::new((Setting { base: mode, passing: None }, HashMap::new())) }
+        Self { settings: RwLock::new((Setting { base: mode, temporary: None }, HashMap::new())) }
     }
 
     /// The mode of `backend` now: the stricter of the process's mode and the backend's.
     pub fn of(&self, backend: &str) -> Mode {
         let settings = self.settings.read();
         let process = settings.0;
-        let own = settings.1.get(backend).copied();
+        let backend = settings.1.get(backend).copied();
         drop(settings);
-        if process.passing.is_none() && own.is_none() {
+        if process.temporary.is_none() && backend.is_none() {
             return process.base;
         }
         let now = Instant::now();
-        own.map_or(process.at(now), |own| own.at(now).min(process.at(now)))
+        backend.map_or(process.at(now), |backend| backend.at(now).min(process.at(now)))
     }
 
-    /// The process's own mode now.
     pub fn process(&self) -> Mode {
         self.settings.read().0.at(Instant::now())
     }
 
-    /// The settings as they are now: of the process, and of each backend that has one of its own,
-    /// in order of their names.
-    pub fn held(&self) -> (Held, Vec<(String, Held)>) {
+    /// The modes in force: of the process, and of each backend with a setting, ordered by name.
+    pub fn active(&self) -> (ActiveMode, Vec<(String, ActiveMode)>) {
         let now = Instant::now();
         let settings = self.settings.read();
-        let process = settings.0.held(now);
-        let mut backends: Vec<(String, Held)> =
-            settings.1.iter().map(|(name, setting)| (name.clone(), setting.held(now))).collect();
+        let process = settings.0.active(now);
+        let mut backends: Vec<(String, ActiveMode)> =
+            settings.1.iter().map(|(name, setting)| (name.clone(), setting.active(now))).collect();
         drop(settings);
         backends.sort_by(|a, b| a.0.cmp(&b.0));
         (process, backends)
     }
 
-    /// Sets the permanent mode of the process, as configured in its file. A temporary mode holds
-    /// until it ends.
+    /// Sets the permanent mode of the process, as configured in its file. A temporary mode stays
+    /// in force until it ends.
     pub fn set_base(&self, mode: Mode) {
         self.settings.write().0.base = mode;
     }
@@ -104,7 +102,7 @@ impl ModeSwitch {
             None => settings.0.set(mode, ttl, now),
             Some(name) => {
                 let setting = settings.1.entry(name.to_owned());
-                setting.or_insert(Setting { base: Mode::Auto, passing: None }).set(mode, ttl, now);
+                setting.or_insert(Setting { base: Mode::Auto, temporary: None }).set(mode, ttl, now);
             }
         }
     }
@@ -138,7 +136,7 @@ mod tests {
     #[test]
     fn a_temporary_mode_falls_back_to_the_permanent_one() {
         let now = Instant::now();
-        let mut setting = Setting { base: Mode::Auto, passing: None };
+        let mut setting = Setting { base: Mode::Auto, temporary: None };
         setting.set(Mode::Off, Some(Duration::from_secs(5)), now);
         assert_eq!(setting.at(now + Duration::from_secs(4)), Mode::Off);
         assert_eq!(setting.at(now + Duration::from_secs(5)), Mode::Auto);
@@ -147,17 +145,17 @@ mod tests {
     #[test]
     fn a_held_mode_has_its_time_left_and_its_base() {
         let now = Instant::now();
-        let mut setting = Setting { base: Mode::Auto, passing: None };
-        assert_eq!(setting.held(now), Held { mode: Mode::Auto, base: Mode::Auto, ends_in: None });
+        let mut setting = Setting { base: Mode::Auto, temporary: None };
+        assert_eq!(setting.active(now), ActiveMode { mode: Mode::Auto, base: Mode::Auto, ends_in: None });
         setting.set(Mode::Off, Some(Duration::from_secs(5)), now);
         let later = now + Duration::from_secs(2);
         let ends_in = Some(Duration::from_secs(3));
-        assert_eq!(setting.held(later), Held { mode: Mode::Off, base: Mode::Auto, ends_in });
-        assert_eq!(setting.held(now + Duration::from_secs(5)).ends_in, None);
+        assert_eq!(setting.active(later), ActiveMode { mode: Mode::Off, base: Mode::Auto, ends_in });
+        assert_eq!(setting.active(now + Duration::from_secs(5)).ends_in, None);
         let switch = ModeSwitch::new(Mode::Auto);
         switch.set(Mode::Observe, Some("b"), None);
         switch.set(Mode::Off, Some("a"), None);
-        let names: Vec<String> = switch.held().1.into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> = switch.active().1.into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["a", "b"]);
     }
 }

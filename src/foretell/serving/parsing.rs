@@ -1,12 +1,12 @@
-//! The output parser of a request, rebuilt from what its server was started with.
+//! The output parser of a request, rebuilt from the parsers that its server was started with.
 
-mod whole;
+mod buffered;
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-pub use self::whole::{Parts, WholeParser};
+pub use self::buffered::{BufferedParser, Parts};
 use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
@@ -47,14 +47,20 @@ pub(super) fn permission(
 ) -> Option<Permission> {
     let parsers = identity.engine.parsers;
     let plain = Some(Permission::Plain(PlainReason::Parser));
-    match () {
-        () if parsers == Parsers::default() => plain.filter(|_| traits.parses()),
-        () if !parsers.apply(may_call(request)) => None,
-        () if !applies(identity, request) || traits.misparsed() => plain,
-        () if !request.stream => None,
-        () if (Proof { alike: traits.parsed_alike(), parsers }).is_enough_for(request) => None,
-        () => Some(Permission::Shadow(PlainReason::Parser)),
+    if parsers == Parsers::default() {
+        return if traits.parses() { plain } else { None };
     }
+    if !parsers.apply(may_call(request)) {
+        return None;
+    }
+    if !applies(identity, request) || traits.misparsed() {
+        return plain;
+    }
+    let proof = Proof { alike: traits.parsed_alike(), parsers };
+    if !request.stream || proof.is_enough_for(request) {
+        return None;
+    }
+    Some(Permission::Shadow(PlainReason::Parser))
 }
 
 /// The state of the proof that concerns this chat, in words for the operator; `None` if there is
@@ -98,8 +104,8 @@ impl Proof {
 
 /// True if the server decodes special tokens of this answer as text, for its parsers.
 pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
-    let asked = parse::Request { may_call: may_call(request), ..parse::Request::default() };
-    identity.engine.parsers.decode_special(&asked)
+    let request = parse::Request { may_call: may_call(request), ..parse::Request::default() };
+    identity.engine.parsers.decode_special(&request)
 }
 
 /// The steps by which a server decodes an answer; `parsed`: for its parsers.
@@ -113,11 +119,11 @@ pub(super) fn step(identity: &Identity, parsed: bool) -> DecodeStep {
 
 /// Makes the parser of the answer to this request, once its prompt is known.
 pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
-    let (asked, parsers) = (Asked::of(request), identity.engine.parsers);
+    let (input, parsers) = (ParserInput::of(request), identity.engine.parsers);
     let tokenizer = Arc::clone(&identity.tokenizer);
     Box::new(move |prompt| {
         parse::with_vocabulary(&tokenizer, |vocabulary| {
-            parsers.stream(&asked.as_request(prompt), vocabulary).ok()
+            parsers.stream(&input.as_request(prompt), vocabulary).ok()
         })
     })
 }
@@ -135,14 +141,14 @@ pub(super) fn template(request: &Request) -> Option<Map<String, Value>> {
 }
 
 /// The members of a request that its parsers depend on.
-struct Asked {
+struct ParserInput {
     tools: Vec<Value>,
     may_call: bool,
     single_call: bool,
     template: Option<Map<String, Value>>,
 }
 
-impl Asked {
+impl ParserInput {
     fn of(request: &Request) -> Self {
         let member = |name: &str| request.body.get(name).cloned();
         Self {

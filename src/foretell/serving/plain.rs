@@ -1,7 +1,7 @@
 //! Reads a plain call: the backend's event stream, one token event at a time.
 //!
-//! Only what has been handed to the session is part of the context. Events that have arrived but
-//! were not read yet are dropped when the call is cancelled.
+//! Only events that were handed to the session are part of the context. Events that have arrived
+//! but were not read yet are dropped when the call is cancelled.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,7 +24,6 @@ use foretell_engines::openai::sse;
 /// Maximum wait for the rest of an answer whose output has ended.
 const REST: Duration = Duration::from_secs(1);
 
-/// The next event of a plain call.
 #[derive(Debug)]
 pub enum PlainEvent {
     /// A token event: its JSON, and what the dialect reads in it.
@@ -41,7 +40,7 @@ pub enum PlainEvent {
 
 type Opening = BoxFuture<'static, Result<Response<Answer>, (Fault, String)>>;
 
-enum State {
+enum StreamState {
     Opening(Opening),
     Reading(Answer),
     /// The answer is one JSON document, which is read as one event.
@@ -53,7 +52,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// One JSON answer.
-    pub whole: bool,
+    pub buffered: bool,
     /// With the parts that an output parser finds.
     pub parsed: bool,
     /// Maximum bytes of one event.
@@ -66,23 +65,22 @@ pub struct PlainStream {
     pub id: ActionId,
     engine: Arc<Engine>,
     kind: RequestKind,
-    state: State,
+    state: StreamState,
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
     /// Tokens withheld because only the next event shows whether they end the text.
     pending: Option<(Value, Box<Chunk>)>,
-    /// Tokens read so far.
-    brought: usize,
+    tokens_read: usize,
     /// Tokens so far, as the engine counts them; `None` if it does not.
     count: Option<u32>,
-    /// An incomplete character at the end of the output must be sent as U+FFFD.
-    owed: bool,
+    /// An incomplete character at the end of the output is sent as U+FFFD.
+    replaces_incomplete: bool,
     /// The events read since they were last taken: their bytes and their data.
     passing: Vec<(Vec<u8>, Value)>,
     /// The `x-request-id` that was sent, and the one that its events are to name instead.
     renamed: Option<(String, String)>,
     /// Its events name the id that was sent.
-    ours: bool,
+    has_sent_id: bool,
 }
 
 impl PlainStream {
@@ -94,40 +92,40 @@ impl PlainStream {
         id: ActionId,
         engine: Arc<Engine>,
         body: Answer,
-        Form { whole, parsed, longest }: Form,
+        Form { buffered, parsed, longest }: Form,
         renamed: Option<(String, String)>,
     ) -> Self {
-        let owed = whole && !parsed && engine.broken_end == BrokenEnd::OmittedInStreams;
-        let plain_stream = Self::new(id, engine, RequestKind::First, State::Reading(body));
-        let decoder = if whole { sse::Decoder::new(longest) } else { sse::Decoder::storing(longest) };
-        Self { decoder, owed, renamed, ..plain_stream }
+        let replaces_incomplete = buffered && !parsed && engine.broken_end == BrokenEnd::OmittedInStreams;
+        let plain_stream = Self::new(id, engine, RequestKind::First, StreamState::Reading(body));
+        let decoder = if buffered { sse::Decoder::new(longest) } else { sse::Decoder::storing(longest) };
+        Self { decoder, replaces_incomplete, renamed, ..plain_stream }
     }
 
     /// The first token of a chat, in the events with which its stream would have begun: a client
-    /// that streams gets the first of them as it is. `renamed` as in [`Self::begun`].
+    /// that streams gets the first of them unchanged. `renamed` as in [`Self::begun`].
     pub fn first_token(
         id: ActionId,
         engine: Arc<Engine>,
         first: &FirstToken,
-        whole: bool,
+        buffered: bool,
         renamed: Option<(String, String)>,
     ) -> Self {
         let message = |data: &Value| sse::Message { data: data.to_string(), ..sse::Message::default() };
         let mut role = message(&first.role);
-        if !whole {
+        if !buffered {
             role.raw = sse::encode_json(&first.role);
         }
         let done = sse::Message { data: sse::DONE.to_owned(), ..sse::Message::default() };
         let events = [role, message(&first.usage), message(&first.event), done].into();
-        Self { events, renamed, ..Self::new(id, engine, RequestKind::Later, State::Closed) }
+        Self { events, renamed, ..Self::new(id, engine, RequestKind::Later, StreamState::Closed) }
     }
 
     /// A later plain call, whose answer is still to come.
     pub fn opening(id: ActionId, engine: Arc<Engine>, opening: Opening) -> Self {
-        Self::new(id, engine, RequestKind::Later, State::Opening(opening))
+        Self::new(id, engine, RequestKind::Later, StreamState::Opening(opening))
     }
 
-    fn new(id: ActionId, engine: Arc<Engine>, kind: RequestKind, state: State) -> Self {
+    fn new(id: ActionId, engine: Arc<Engine>, kind: RequestKind, state: StreamState) -> Self {
         Self {
             id,
             engine,
@@ -136,23 +134,25 @@ impl PlainStream {
             decoder: sse::Decoder::new(sse::EVENT_BYTES),
             events: VecDeque::new(),
             pending: None,
-            brought: 0,
+            tokens_read: 0,
             count: None,
-            owed: false,
+            replaces_incomplete: false,
             passing: Vec::new(),
             renamed: None,
-            ours: false,
+            has_sent_id: false,
         }
     }
 
     /// True if its answer has an id that no other answer of the engine has.
-    pub fn is_ours(&self) -> bool {
-        self.ours
+    pub fn has_sent_id(&self) -> bool {
+        self.has_sent_id
     }
 
-    /// Reads what follows the end of the output, so that the connection can be used again.
-    pub fn leave(self) {
-        let (State::Reading(mut body) | State::Gathering(mut body, _)) = self.state else { return };
+    /// Reads to the end of the stream, so that the connection can be reused.
+    pub fn drain(self) {
+        let (StreamState::Reading(mut body) | StreamState::Gathering(mut body, _)) = self.state else {
+            return;
+        };
         let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
         tokio::spawn(tokio::time::timeout(REST, rest));
     }
@@ -167,7 +167,7 @@ impl PlainStream {
                 PlainEvent::End | PlainEvent::Unreadable(_) | PlainEvent::Broken(..) => return None,
             }
         };
-        self.leave();
+        self.drain();
         Some(last)
     }
 
@@ -179,7 +179,7 @@ impl PlainStream {
 
     /// As [`Self::next`]; `None` once the stream is over.
     pub async fn next_unless_over(&mut self) -> Option<PlainEvent> {
-        let over = self.events.is_empty() && matches!(self.state, State::Closed);
+        let over = self.events.is_empty() && matches!(self.state, StreamState::Closed);
         if over { None } else { Some(self.next().await) }
     }
 
@@ -193,11 +193,11 @@ impl PlainStream {
                 }
             }
             match &mut self.state {
-                State::Opening(opening) => match opening.await {
+                StreamState::Opening(opening) => match opening.await {
                     Ok(response) => self.state = reading(response),
                     Err((fault, cause)) => return self.broken(fault, cause),
                 },
-                State::Reading(body) => match body.frame().await {
+                StreamState::Reading(body) => match body.frame().await {
                     Some(Ok(frame)) => {
                         let Ok(data) = frame.into_data() else { continue };
                         match self.decoder.push(&data) {
@@ -211,7 +211,7 @@ impl PlainStream {
                     }
                     None => return self.end(),
                 },
-                State::Gathering(body, gathered) => match body.frame().await {
+                StreamState::Gathering(body, gathered) => match body.frame().await {
                     Some(Ok(frame)) => {
                         gathered.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
                         if gathered.len() > sse::EVENT_BYTES {
@@ -224,11 +224,11 @@ impl PlainStream {
                     }
                     None => {
                         let data = String::from_utf8_lossy(gathered).into_owned();
-                        self.state = State::Closed;
+                        self.state = StreamState::Closed;
                         self.events.push_back(sse::Message { data, ..sse::Message::default() });
                     }
                 },
-                State::Closed => return std::future::pending().await,
+                StreamState::Closed => return std::future::pending().await,
             }
         }
     }
@@ -246,7 +246,9 @@ impl PlainStream {
         }
         match self.data_of(&event.data) {
             // A document that is no answer: nothing follows it.
-            Data::Foreign(_) if self.kind == RequestKind::Later && matches!(self.state, State::Closed) => {
+            Data::Foreign(_)
+                if self.kind == RequestKind::Later && matches!(self.state, StreamState::Closed) =>
+            {
                 Some(self.broken(Fault::Plain, "the answer cannot be read".to_owned()))
             }
             Data::Foreign(value) => {
@@ -267,7 +269,7 @@ impl PlainStream {
         }
     }
 
-    /// The data of an event. Later calls may use a route of the engine's own, of another form.
+    /// The data of an event. Later calls may use an engine-specific route with another form.
     fn data_of(&self, data: &str) -> Data {
         match (Data::of(data), self.kind) {
             (Data::Foreign(value @ Value::Object(_)), RequestKind::Later) => Data::Answer(value),
@@ -275,15 +277,15 @@ impl PlainStream {
         }
     }
 
-    /// Replaces the id that was sent by the client's own, where the engine has derived its answer's
-    /// id from it.
+    /// Replaces the id that was sent by the client's, where the engine has derived its answer's id
+    /// from it.
     fn rename(&mut self, event: &mut sse::Message) {
-        let Some((sent, own)) = &self.renamed else { return };
+        let Some((sent, clients)) = &self.renamed else { return };
         if event.data.contains(sent.as_str()) {
-            self.ours = true;
-            event.data = event.data.replace(sent.as_str(), own);
+            self.has_sent_id = true;
+            event.data = event.data.replace(sent.as_str(), clients);
             event.raw = match String::from_utf8(std::mem::take(&mut event.raw)) {
-                Ok(raw) => raw.replace(sent.as_str(), own).into_bytes(),
+                Ok(raw) => raw.replace(sent.as_str(), clients).into_bytes(),
                 Err(other) => other.into_bytes(),
             };
         }
@@ -296,19 +298,23 @@ impl PlainStream {
     }
 
     /// Marks an event doubtful if the number of tokens read differs from the engine's count, and
-    /// holds back tokens whose meaning depends on the next event.
+    /// withholds tokens whose meaning depends on the next event.
     fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<PlainEvent> {
-        self.brought += chunk.tokens.len();
-        chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.brought);
+        self.tokens_read += chunk.tokens.len();
+        chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.tokens_read);
         let more = chunk.count.zip(self.count).is_some_and(|(now, before)| now > before);
-        if self.owed && more && chunk.tokens.is_empty() && chunk.finish.as_deref() == Some("length") {
+        if self.replaces_incomplete
+            && more
+            && chunk.tokens.is_empty()
+            && chunk.finish.as_deref() == Some("length")
+        {
             chunk.text.push(char::REPLACEMENT_CHARACTER);
         }
         self.count = chunk.count.or(self.count);
-        if let Some((first, held)) = self.pending.take() {
-            chunk.tokens.splice(0..0, held.tokens);
-            chunk.prompt = chunk.prompt.or(held.prompt);
-            chunk.doubtful |= held.doubtful;
+        if let Some((first, withheld)) = self.pending.take() {
+            chunk.tokens.splice(0..0, withheld.tokens);
+            chunk.prompt = chunk.prompt.or(withheld.prompt);
+            chunk.doubtful |= withheld.doubtful;
             chunk.after = Some(std::mem::replace(&mut event, first));
         }
         if chunk.pending {
@@ -329,7 +335,7 @@ impl PlainStream {
     }
 
     fn end(&mut self) -> PlainEvent {
-        self.state = State::Closed;
+        self.state = StreamState::Closed;
         PlainEvent::End
     }
 
@@ -350,15 +356,15 @@ impl PlainStream {
     }
 
     fn broken(&mut self, fault: Fault, cause: String) -> PlainEvent {
-        self.state = State::Closed;
+        self.state = StreamState::Closed;
         self.events.clear();
         PlainEvent::Broken(fault, cause)
     }
 }
 
 /// The state for an answer, which is an event stream or one JSON document.
-fn reading(response: Response<Answer>) -> State {
-    let whole = is_json(response.headers());
+fn reading(response: Response<Answer>) -> StreamState {
+    let buffered = is_json(response.headers());
     let body = response.into_body();
-    if whole { State::Gathering(body, Vec::new()) } else { State::Reading(body) }
+    if buffered { StreamState::Gathering(body, Vec::new()) } else { StreamState::Reading(body) }
 }

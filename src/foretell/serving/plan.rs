@@ -1,15 +1,15 @@
 //! The plan of one session: everything that is decided about a request before its first call.
 //!
 //! It is made once, by [`SessionRunner`](super::SessionRunner), from what the policy permits
-//! ([`foretell_engines::policy::plan`]) and from what holds at this moment: the control group, the
+//! ([`foretell_engines::policy::plan`]) and from the state at this moment: the control group, the
 //! traits of the server's answers, the model drafter. Afterwards it changes once at most: where the
-//! first call cannot tell which process answers, its permission narrows to plain decoding.
+//! first call does not show which process answers, its permission narrows to plain decoding.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::fleet::identity::Identity;
 use crate::learning::comparison::Drawn;
-use crate::serving::calls::CallLimits;
 use crate::serving::grammar::Grammar;
 use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Permission, Rules};
@@ -17,6 +17,16 @@ use foretell_core::words::PlainReason;
 use foretell_engines::dialect::Engine;
 use foretell_engines::openai::{PromptSize, Sampling};
 use foretell_engines::policy::Ruling;
+
+/// Limits of the calls of one round.
+#[derive(Clone, Copy, Debug)]
+pub struct CallLimits {
+    /// Maximum total size of a round's requests, and maximum size of each answer, bytes.
+    pub bytes_max: usize,
+    /// Timeout of a call that no action of the session waits for: for the ids of a prompt, or of a
+    /// text.
+    pub question: Duration,
+}
 
 /// Everything that is decided about a request before its first call.
 #[derive(Clone)]
@@ -33,15 +43,15 @@ pub struct SessionPlan {
     pub seed: u64,
     /// Limits of its verify requests.
     pub limits: CallLimits,
-    /// Its answer is parsed here as by the server's own output parsers.
+    /// Its answer is parsed here as by the server's output parsers.
     pub parses: bool,
-    /// Knowledge about a grammar that may bind its output.
+    /// Knowledge about a grammar that may constrain its output.
     pub grammar: Grammar,
 }
 
 impl SessionPlan {
-    /// The engine, which is asked for the proposals of its head only if a drafter reads them: never
-    /// for the control group, whose answers would be slower for it.
+    /// The engine, which computes proposals of its head only if a drafter reads them: never for
+    /// the control group, whose answers they would delay.
     pub fn engine(&self) -> Arc<Engine> {
         let (engine, rules) = (&self.identity.engine, &self.rules);
         let plain = rules.methods.is_empty() || (rules.control_group && rules.gamma_fixed.is_none());

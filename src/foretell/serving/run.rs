@@ -10,7 +10,6 @@ use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
-use super::again;
 use super::calls::Calls;
 use super::drafting::Drafting;
 use super::exchange::{Exchange, Served, Slot};
@@ -19,8 +18,9 @@ use super::head;
 use super::parsing;
 use super::plain::{Form, PlainStream};
 use super::plan::SessionPlan;
+use super::resend;
 use super::ruling;
-use super::session_loop::{Ended, SessionLoop};
+use super::session_loop::{ClosedGate, Ended, LoopSetup, SessionLoop};
 use super::sink::Sink;
 use crate::clock::Clock;
 use crate::fleet::{Answer, FirstCall, Fresh, SendError};
@@ -45,23 +45,22 @@ const MAX_PREDICTED: usize = 32 << 10;
 /// Maximum delay of the first token by a prediction that is still being encoded.
 const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
 
-/// The answer to the first call.
-pub(super) enum Brought {
+pub(super) enum AnswerBody {
     /// The beginning of a stream.
     Stream(Answer),
-    /// One answer of one token.
+    /// A separate answer with the first token.
     FirstToken(FirstToken),
 }
 
 /// The answer to an altered first call, by its head.
 enum FirstAnswer {
-    /// An event stream, as was asked for.
+    /// An event stream, as requested.
     Readable,
-    /// A success in another form than was asked for: the cause.
+    /// A success in another form than requested: the cause.
     Unreadable(String),
     /// An error for which the additional fields may be the cause.
     Refused,
-    /// Another error of the backend's own.
+    /// Another error of the backend.
     Failed,
 }
 
@@ -84,7 +83,7 @@ impl FirstAnswer {
     }
 }
 
-/// True for the statuses with which servers refuse a body that they could not have taken before.
+/// True for the statuses with which servers refuse a body for its size or its additional fields.
 pub(super) fn may_refuse_fields(status: StatusCode) -> bool {
     matches!(
         status,
@@ -100,18 +99,17 @@ pub(super) fn may_refuse_fields(status: StatusCode) -> bool {
     )
 }
 
-/// A request that is being served: its plan, and what goes on around its session.
+/// A request that is being served: its plan, and the parts around its session.
 pub(super) struct Run {
     pub plan: Arc<SessionPlan>,
     /// The group of its policy that the request was drawn into.
     pub drawn: Drawn,
     pub control: Arc<Control>,
     pub drafting: Drafting,
-    pub remembering: CorpusAccess,
+    pub corpus: CorpusAccess,
     pub clock: Clock,
     /// Counts a request that is passed on unchanged among those that the engine computes.
     pub present: Option<Presence>,
-    /// Traits observed in the server's answers.
     pub answer_traits: Arc<AnswerTraits>,
     /// Permits to score drafters on an answer that was passed on unchanged.
     pub scoring: Arc<Semaphore>,
@@ -129,7 +127,7 @@ impl Run {
         if self.drawn.in_control_group {
             record.control_group();
         }
-        if self.remembering.reads_others() {
+        if self.corpus.reads_others() {
             record.reads_others();
         }
         if let Some(reason) = self.plan.rules.permission.never() {
@@ -138,14 +136,14 @@ impl Run {
         if self.plan.identity.engine.reports_first_token(&exchange.request) {
             return Box::pin(self.begin_with_first_token(exchange)).await;
         }
-        let calls = Calls::new(&self, &exchange);
+        let calls = Calls::new(&self.plan, &self.answer_traits, &exchange);
         let prediction = self.prediction(&exchange.request);
         let call = calls.engine().first_request(&exchange.request, self.plan.seed);
         exchange.slot.record.called();
         let closed = self.gates(&exchange)();
         let sent = (Presence::reading(Arc::clone(&self.control)), self.clock.now());
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
-        let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
+        let response = match calls.first(call, |error| fleet.resends_to_same(&replica, error)).await {
             Ok((response, true)) => response,
             Ok((response, false)) => {
                 Arc::make_mut(&mut self.plan).without_process(closed);
@@ -167,11 +165,11 @@ impl Run {
         }
         exchange.slot.record.answered(response.status(), response.headers());
         let (head, body) = response.into_parts();
-        Box::pin(self.answer(exchange, calls, head, Brought::Stream(body), sent, prediction)).await
+        Box::pin(self.answer(exchange, calls, head, AnswerBody::Stream(body), sent, prediction)).await
     }
 
-    /// The answer is in another form than was asked for: nothing of it is passed on, and the
-    /// client's own request is sent.
+    /// The answer is in another form than requested: nothing of it is passed on, and the client's
+    /// request is sent unchanged.
     fn declined_unread(&mut self, exchange: Exchange, cause: &str) -> Served {
         tracing::debug!(replica = exchange.replica.label(), cause, "the answer cannot be read");
         if let Some(call) = self.first_call.take() {
@@ -180,11 +178,10 @@ impl Run {
         Err(exchange.decline(PassthroughReason::UnreadableAnswers))
     }
 
-    /// The altered request was refused. The additional fields may be the cause, so that the answer
-    /// to the client's own request is awaited for a few of these.
+    /// The altered request was refused. The additional fields may be the cause, so a few of these
+    /// requests are sent unchanged too, to compare the answers.
     pub(super) async fn refused(mut self, mut exchange: Exchange, response: Response<Answer>) -> Served {
-        let call = self.first_call.take();
-        let Some(call) = call.filter(FirstCall::may_compare) else {
+        let Some(call) = self.first_call.take().filter(FirstCall::may_compare) else {
             exchange.slot.record.answered(response.status(), response.headers());
             return Ok(self.pass_on(exchange, response));
         };
@@ -192,7 +189,7 @@ impl Run {
         drop(response);
         let reason = self.without_output();
         let served = self.pass(exchange, reason).await;
-        if served.as_ref().is_ok_and(|own| own.status().is_success()) {
+        if served.as_ref().is_ok_and(|unaltered| unaltered.status().is_success()) {
             call.unreadable(&format!("{status}: it refuses requests with Foretell's additional fields"));
         }
         served
@@ -201,11 +198,11 @@ impl Run {
     /// The replica gave no answer: hands the request back for another replica, or for another
     /// engine at its address, or answers with the error.
     pub(super) fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Served {
-        // Nothing was sent; the engine that is there now gets the client's own request.
+        // Nothing was sent; the engine that is there now gets the client's request unchanged.
         if matches!(error, SendError::Changed { .. }) {
             return Err(exchange.decline(PassthroughReason::Fault));
         }
-        if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
+        if let Some(other) = exchange.shared.fleet.other_for_retry(&exchange.replica, &error) {
             exchange.replica = other;
             exchange.head.extensions.insert(Fresh);
             return Err(exchange.decline(PassthroughReason::Fault));
@@ -236,7 +233,7 @@ impl Run {
         head::with(response.map(|()| body), &self.plan.ruling.name, Path::Plain.name(), Some(reason.name()))
     }
 
-    /// The plain reason of an answer that is no stream, so that there is nothing to draft for.
+    /// The plain reason of an answer without an output to draft for.
     fn without_output(&self) -> PlainReason {
         match self.plan.rules.permission {
             Permission::Plain(reason) | Permission::Shadow(reason) => reason,
@@ -244,15 +241,14 @@ impl Run {
         }
     }
 
-    /// The client's own prediction in the target's tokens, encoded while the backend works on the
+    /// The client's prediction in the target's tokens, encoded while the backend works on the
     /// first call; empty if none would be used.
     pub(super) fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
         let drafts = !matches!(self.plan.rules.permission, Permission::Plain(_));
         let wanted = drafts && self.plan.rules.lookups.iter().any(LookupSpec::reads_prediction);
-        let text =
-            request.prediction.as_deref().filter(|_| wanted).map(|text| {
-                text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default().to_owned()
-            });
+        let text = if wanted { request.prediction.as_deref() } else { None };
+        let text = text
+            .map(|text| text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default().to_owned());
         let tokenizer = Arc::clone(&self.plan.identity.tokenizer);
         let encoding = text.map(|text| {
             tokio::task::spawn_blocking(move || tokenizer.encode(&text, false).unwrap_or_default().into())
@@ -275,12 +271,12 @@ impl Run {
         exchange: Exchange,
         calls: Calls,
         head: Parts,
-        brought: Brought,
+        body: AnswerBody,
         sent: (Presence, Tick),
         prediction: impl Future<Output = Arc<[TokenId]>>,
     ) -> Served {
         let mut start = self.start(&exchange.request);
-        if let Brought::FirstToken(first) = &brought {
+        if let AnswerBody::FirstToken(first) = &body {
             start.first_token_alone = true;
             start.decode = self.decoder(&first.prompt, &exchange.request);
             start.prompt = Some(first.prompt.clone());
@@ -295,10 +291,10 @@ impl Run {
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
         let engine = Arc::clone(&self.plan.identity.engine);
         let longest = sse::longest_event(exchange.body.len());
-        let form = Form { whole: !stream, parsed: self.plan.parses, longest };
-        let plain_stream = match brought {
-            Brought::Stream(body) => PlainStream::begun(id, engine, body, form, calls.renamed()),
-            Brought::FirstToken(first) => {
+        let form = Form { buffered: !stream, parsed: self.plan.parses, longest };
+        let plain_stream = match body {
+            AnswerBody::Stream(body) => PlainStream::begun(id, engine, body, form, calls.renamed()),
+            AnswerBody::FirstToken(first) => {
                 PlainStream::first_token(id, engine, &first, !stream, calls.renamed())
             }
         };
@@ -310,7 +306,7 @@ impl Run {
             if self.plan.parses {
                 sink.write_parts(self.plan.identity.engine.parsers);
             }
-            let session_loop = SessionLoop::new(self, exchange, calls, session, plain_stream, sink);
+            let session_loop = self.session_loop(exchange, calls, session, plain_stream, sink);
             tokio::spawn(streamed(session_loop).in_current_span());
             let mut response = Response::new(out);
             *response.headers_mut() = head::of_stream(head.headers, trailers);
@@ -318,18 +314,43 @@ impl Run {
         }
         let json_type = self.plan.identity.engine.dialect.quirks().json_type;
         let mut sink =
-            Sink::whole(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
+            Sink::buffered(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
         if self.plan.parses {
             sink.write_parts(self.plan.identity.engine.parsers);
         }
-        let ended = SessionLoop::new(self, exchange, calls, session, plain_stream, sink).run().await;
+        let ended = self.session_loop(exchange, calls, session, plain_stream, sink).run().await;
         let ended = ended.map_err(|unanswered| unanswered.decline())?;
-        Ok(whole(ended, head.headers, json_type, &policy))
+        Ok(buffered(ended, head.headers, json_type, &policy))
     }
 
-    /// The check whether the session may speculate now: `None` if it may, else the reason, by the
+    fn session_loop(
+        self,
+        exchange: Exchange,
+        calls: Calls,
+        session: Session,
+        plain_stream: PlainStream,
+        sink: Sink,
+    ) -> SessionLoop {
+        SessionLoop::new(LoopSetup {
+            closed: self.gates(&exchange),
+            plan: self.plan,
+            exchange,
+            calls,
+            session,
+            plain_stream,
+            sink,
+            drafting: self.drafting,
+            corpus: self.corpus,
+            drawn: self.drawn,
+            first_call: self.first_call,
+            answer_traits: self.answer_traits,
+            clock: self.clock,
+        })
+    }
+
+    /// Checks whether the session may speculate now: `None` if it may, else the reason, by the
     /// process, the mode and the replica.
-    pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<PlainReason> + Send + Sync> {
+    pub fn gates(&self, exchange: &Exchange) -> ClosedGate {
         let shared = &exchange.shared;
         let (life, modes, memory) =
             (Arc::clone(&shared.life), Arc::clone(&shared.modes), Arc::clone(&shared.memory));
@@ -338,7 +359,7 @@ impl Run {
         Box::new(move || match modes.of(replica.backend()) {
             // While the process drains, requests decode plainly to the end.
             _ if life.is_draining() => Some(PlainReason::Draining),
-            // Every verify request carries the whole context.
+            // Every verify request carries the complete context.
             Mode::Auto if memory.level() != Level::Enough => Some(PlainReason::GateMemory),
             Mode::Auto => {
                 let signal = replica.load().map(|load| load.signal());
@@ -364,7 +385,7 @@ impl Run {
         let parser = self.plan.parses.then(|| parsing::maker(&self.plan.identity, request));
         Start {
             prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
-            limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
+            limit: Limit { max_tokens, context: engine.context.and_then(|size| u32::try_from(size).ok()) },
             ending: Ending {
                 stop: request.stop.clone(),
                 stop_order: engine.dialect.quirks().stops.order,
@@ -410,25 +431,25 @@ impl Run {
 async fn streamed(session_loop: SessionLoop) {
     match session_loop.run().await {
         Ok(Ended { mut slot, answer, .. }) => slot.record.end(answer.is_err()),
-        Err(nothing) => again::stream(*nothing).await,
+        Err(unanswered) => resend::stream(*unanswered).await,
     }
 }
 
 /// The answer to a client that does not stream.
-fn whole(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy: &str) -> Response<Body> {
+fn buffered(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy: &str) -> Response<Body> {
     let Ended { mut slot, end, answer } = ended;
     let record = &mut slot.record;
     let so_far = record.so_far();
     let (path, reason) = (so_far.path.name(), so_far.reason.map(Reason::name));
     let gone = answer.is_err();
-    let response = match answer.ok().flatten().filter(|_| end.is_whole()) {
-        Some(answer) => {
+    let response = match answer.ok().flatten() {
+        Some(answer) if end.is_complete() => {
             record.sent_gathered();
             let mut response = Response::new(full(answer));
             *response.headers_mut() = head::of_json(headers, json_type);
             response
         }
-        None => end.broken.response(),
+        _ => end.broken.response(),
     };
     record.status(response.status());
     record.end(gone);

@@ -1,8 +1,8 @@
 //! The answer to the client: an event stream or one JSON document, in the format of the backend's
-//! own first chunk.
+//! first chunk.
 //!
 //! The text comes from the session alone; `id`, `created`, `model` and every other field come from
-//! the backend, so that a client (and its logs) cannot tell where a token was computed.
+//! the backend, so that a client (and its logs) cannot distinguish where a token was computed.
 
 mod end;
 mod frame;
@@ -40,45 +40,63 @@ const BACKLOG: usize = 32;
 /// Writes the output to the client.
 pub struct Sink {
     route: Route,
-    /// The event after which those written here are modelled: the first one with text, else the
-    /// first one.
+    form: EventForm,
+    trim: Trim,
+    /// The final events of a stream that have been passed on from the backend.
+    passed: Ends,
+    /// The backend's error event.
+    error: Option<Vec<u8>>,
+    /// Stores the `system_fingerprint` that the server sends at the end of its answers.
+    answer_traits: Arc<AnswerTraits>,
+    /// Usage so far; `None` unless the client requested usage on every event.
+    running: Option<RunningUsage>,
+    dialect: Dialect,
+    /// See [`foretell_engines::dialect::Codec::last_members`].
+    last: Value,
+    /// Members that the engine sent at the end of the first call; `None` if it has not ended.
+    engine_end: Option<EngineEnd>,
+    /// The client sent a predicted output.
+    prediction: bool,
+    /// Only the client's stop tokens end the text, and the engine names all of them.
+    ignores_eos: bool,
+    /// How reasoning and tool calls are written; `None` in a session without an output parser.
+    parts: Option<PartWriter>,
+    /// Output that is not sent yet, so that the last piece can carry the finish reason.
+    pending: Option<Delta>,
+    /// All events come from the backend, see [`Sink::verbatim`].
+    verbatim: bool,
+    /// A piece of output could not be written, for want of an event to model it after.
+    unwritten: bool,
+    /// Time to write the last piece of output, without the wait for the client.
+    took: Option<Duration>,
+    shape: Shape,
+}
+
+/// The form of the events that are written here.
+struct EventForm {
+    /// The event that is the model of those written here: the first one with text, else the first
+    /// one.
     seen: Option<Value>,
     /// Made of `seen` when the first event is written.
     template: Option<Template>,
     frame: Option<PlainFrame>,
     additive: Additive,
-    trim: Trim,
-    /// The final events of a stream that have been passed on from the backend.
-    passed: Ends,
-    /// The backend's own error event.
-    error: Option<Vec<u8>>,
-    /// Holds the `system_fingerprint` that the server sends at the end of its answers, if it is
-    /// known.
-    answer_traits: Arc<AnswerTraits>,
-    /// Usage so far; `None` unless the client asked for usage on every event.
-    running: Option<Running>,
-    dialect: Dialect,
-    /// See [`foretell_engines::dialect::Codec::last_members`].
-    last: Value,
-    /// Members that the engine sent at the end of the first call; `None` if it has not ended.
-    own: Option<OwnEnd>,
-    prediction: bool,
-    /// The client has its stop tokens alone end the text, and the engine names all of them.
-    ignores_eos: bool,
-    /// How reasoning and tool calls are written; `None` in a session without an output parser.
-    parts: Option<PartWriter>,
-    /// Output that is not sent yet, so that the last piece can carry the finish reason.
-    held: Option<Delta>,
-    /// All events come from the backend, see [`Sink::verbatim`].
-    verbatim: bool,
-    /// A piece of output could not be written, for want of an event to model it after.
-    unwritten: bool,
-    /// Time that writing the last piece of output took, without waiting for the client.
-    took: Option<Duration>,
-    shape: Shape,
 }
 
-/// The final events of a stream.
+impl EventForm {
+    /// Makes the template, once an event has to be written here.
+    fn make_template(&mut self, route: Route, has_running_usage: bool) {
+        if self.template.is_none()
+            && let Some(seen) = &self.seen
+        {
+            self.template = Template::from_first_chunk(seen, route, self.additive);
+            if self.additive.token_ids && !has_running_usage {
+                self.frame = self.template.as_ref().and_then(PlainFrame::of);
+            }
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Ends {
     finish: bool,
@@ -87,13 +105,13 @@ struct Ends {
 }
 
 /// The usage of a stream so far.
-struct Running {
+struct RunningUsage {
     base: Option<Usage>,
     tokens: u64,
 }
 
 /// Members that the engine sends at the end of its output.
-struct OwnEnd {
+struct EngineEnd {
     /// Finish reason, as the engine names it.
     reason: String,
     /// The stop text or token, if the engine has a member for it.
@@ -104,10 +122,10 @@ struct OwnEnd {
 
 enum Shape {
     Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
-    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value>, parts: Option<ParsedMessage> },
+    Buffered { text: String, tokens: Vec<u32>, more: Map<String, Value>, message: Option<ParsedMessage> },
 }
 
-/// The client has left.
+/// The client has disconnected.
 #[derive(Debug)]
 pub struct Gone;
 
@@ -128,24 +146,21 @@ impl Sink {
     }
 
     /// One JSON answer, written at the end.
-    pub fn whole(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
+    pub fn buffered(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
         let (text, tokens, more) = (String::new(), Vec::new(), Map::new());
-        let shape = Shape::Whole { text, tokens, more, parts: None };
+        let shape = Shape::Buffered { text, tokens, more, message: None };
         Self::new(request, engine, answer_traits, shape)
     }
 
     fn new(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>, shape: Shape) -> Self {
         let quirks = engine.dialect.quirks();
-        let own = engine.additive(request);
+        let additive = engine.additive(request);
         let runs =
             request.stream && request.continuous_usage && (request.include_usage || quirks.usage.runs_alone);
-        let additive = Additive { usage: own.usage && !runs, ..own };
+        let additive = Additive { usage: additive.usage && !runs, ..additive };
         Self {
             route: request.route,
-            seen: None,
-            template: None,
-            frame: None,
-            additive,
+            form: EventForm { seen: None, template: None, frame: None, additive },
             trim: Trim {
                 additive,
                 include_usage: request.include_usage,
@@ -156,14 +171,14 @@ impl Sink {
             passed: Ends::default(),
             error: None,
             answer_traits,
-            running: runs.then_some(Running { base: None, tokens: 0 }),
+            running: runs.then_some(RunningUsage { base: None, tokens: 0 }),
             dialect: engine.dialect,
             last: engine.dialect.codec().last_members(engine, request.route, !request.stream),
-            own: None,
+            engine_end: None,
             prediction: request.prediction.is_some(),
             ignores_eos: request.sampling.ignore_eos,
             parts: None,
-            held: None,
+            pending: None,
             verbatim: false,
             unwritten: false,
             took: None,
@@ -176,11 +191,11 @@ impl Sink {
         self.parts = Some(PartWriter::new(parsers));
     }
 
-    /// Takes the parts of a JSON answer whose output is complete; they stand for all that was taken
+    /// Takes the parts of a JSON answer whose output is complete; they replace all that was taken
     /// before.
-    pub fn set_parts(&mut self, whole: ParsedMessage) {
-        if let Shape::Whole { parts, .. } = &mut self.shape {
-            *parts = Some(whole);
+    pub fn set_message(&mut self, parts: ParsedMessage) {
+        if let Shape::Buffered { message, .. } = &mut self.shape {
+            *message = Some(parts);
         }
     }
 
@@ -191,12 +206,12 @@ impl Sink {
         }
     }
 
-    /// Resolves when the client of a stream has left. A client that waits for one answer leaves by
-    /// dropping the whole future.
+    /// Resolves when the client of a stream has disconnected. The disconnect of a client that does
+    /// not stream drops the future of its answer.
     pub async fn gone(&self) {
         match &self.shape {
             Shape::Stream { frames, .. } => frames.closed().await,
-            Shape::Whole { .. } => std::future::pending().await,
+            Shape::Buffered { .. } => std::future::pending().await,
         }
     }
 
@@ -204,7 +219,7 @@ impl Sink {
     pub fn hung_up(&self) -> impl Future<Output = ()> + Send + 'static {
         let frames = match &self.shape {
             Shape::Stream { frames, .. } => Some(frames.clone()),
-            Shape::Whole { .. } => None,
+            Shape::Buffered { .. } => None,
         };
         async move {
             match frames {
@@ -215,16 +230,15 @@ impl Sink {
     }
 
     /// True if the client waits for one JSON answer.
-    pub fn is_whole(&self) -> bool {
-        matches!(self.shape, Shape::Whole { .. })
+    pub fn is_buffered(&self) -> bool {
+        matches!(self.shape, Shape::Buffered { .. })
     }
 
     /// True if the client gets the usage.
     pub fn shows_usage(&self) -> bool {
-        self.is_whole() || self.tells_usage()
+        self.is_buffered() || self.sends_usage()
     }
 
-    /// The client's route.
     pub fn route(&self) -> Route {
         self.route
     }
@@ -242,13 +256,14 @@ impl Sink {
         let mut moved: Vec<(&str, Value)> = Vec::new();
         for (_, event) in events.iter().filter(|(_, event)| self.trim.is_ours(event) && is_usage(event)) {
             let names = [Some(FINGERPRINT), self.dialect.quirks().time_report];
-            let told = names.into_iter().flatten().filter_map(|name| Some((name, event.get(name)?.clone())));
-            moved.extend(told.filter(|(_, value)| !value.is_null()));
+            let members =
+                names.into_iter().flatten().filter_map(|name| Some((name, event.get(name)?.clone())));
+            moved.extend(members.filter(|(_, value)| !value.is_null()));
         }
         for (raw, event) in events {
             self.note(&event);
-            let kept = if event.is_object() { self.trim.event(&raw, &event) } else { Some(raw) };
-            let Some(mut bytes) = kept else { continue };
+            let trimmed = if event.is_object() { self.trim.event(&raw, &event) } else { Some(raw) };
+            let Some(mut bytes) = trimmed else { continue };
             if finishes(&event) {
                 for (name, value) in moved.iter().filter(|(name, _)| event.get(*name).is_none()) {
                     bytes = trim::appended(&bytes, name, value).unwrap_or(bytes);
@@ -269,9 +284,9 @@ impl Sink {
         }
     }
 
-    /// Keeps the error event with which the backend has ended its stream, in case the answer ends
+    /// Stores the error event with which the backend has ended its stream, in case the answer ends
     /// there.
-    pub fn keep_error(&mut self, events: Vec<(Vec<u8>, Value)>) {
+    pub fn store_error(&mut self, events: Vec<(Vec<u8>, Value)>) {
         let errors = |event: &Value| event::error(event).is_some();
         self.error = events.into_iter().rev().find(|(_, event)| errors(event)).map(|(raw, _)| raw);
     }
@@ -287,67 +302,57 @@ impl Sink {
     }
 
     /// Sends trailers, if the client can take them.
-    pub async fn trailers(&self, told: &Finished) -> Result<(), Gone> {
+    pub async fn trailers(&self, record: &Finished) -> Result<(), Gone> {
         match self.shape {
-            Shape::Stream { trailers: true, .. } => self.send(Frame::trailers(trailer_fields(told))).await,
-            Shape::Stream { trailers: false, .. } | Shape::Whole { .. } => Ok(()),
+            Shape::Stream { trailers: true, .. } => self.send(Frame::trailers(trailer_fields(record))).await,
+            Shape::Stream { trailers: false, .. } | Shape::Buffered { .. } => Ok(()),
         }
     }
 
     /// Learns the shape of the answer from the backend's first events.
     pub fn first(&mut self, event: &Value) {
         self.read_end(event);
-        // The event with the role has another format than those that follow; a JSON answer is
-        // modelled after it.
+        // The event with the role has another format than those that follow; it is the model of a
+        // JSON answer.
         let opens = |event: &Value| event.pointer("/choices/0/delta/role").is_some();
-        let better = match &self.seen {
+        let better = match &self.form.seen {
             None => true,
-            Some(seen) => !self.is_whole() && opens(seen) && !opens(event),
+            Some(seen) => !self.is_buffered() && opens(seen) && !opens(event),
         };
         if better && event.pointer("/choices/0").is_some_and(Value::is_object) {
-            self.seen = Some(event.clone());
+            self.form.seen = Some(event.clone());
         }
     }
 
-    /// Makes the template, once an event has to be written here.
-    fn shaped(&mut self) {
-        if self.template.is_none()
-            && let Some(seen) = &self.seen
-        {
-            self.template = Template::from_first_chunk(seen, self.route, self.additive);
-            let same = self.additive.token_ids && self.running.is_none();
-            self.frame = self.template.as_ref().filter(|_| same).and_then(PlainFrame::of);
-        }
-    }
-
-    /// Keeps the stop and the time report of the engine's last events.
+    /// Stores the stop and the time report of the engine's last events.
     pub fn read_end(&mut self, event: &Value) {
         if let Some(choice) = event.pointer("/choices/0")
             && let Some(reason) = finish_reason(choice)
         {
             let stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
-            self.own = Some(OwnEnd { reason: reason.to_owned(), stop, timings: None });
+            self.engine_end = Some(EngineEnd { reason: reason.to_owned(), stop, timings: None });
         }
         if let Some(fingerprint) = event.get(FINGERPRINT) {
             self.answer_traits.note_fingerprint(fingerprint);
         }
         let timings = self.dialect.quirks().time_report.and_then(|name| event.get(name));
-        if let (Some(own), Some(timings)) = (&mut self.own, timings) {
-            own.timings = Some(timings.clone());
+        if let (Some(end), Some(timings)) = (&mut self.engine_end, timings) {
+            end.timings = Some(timings.clone());
         }
     }
 
-    /// Adds the engine's own time report, if the first call has ended.
+    /// Adds the engine's time report, if the first call has ended.
     fn write_time_report(&self, answer: &mut Value) {
-        let told =
-            self.own.as_ref().and_then(|own| own.timings.as_ref()).zip(self.dialect.quirks().time_report);
-        if let (Some((timings, name)), Some(members)) = (told, answer.as_object_mut()) {
+        if let Some(end) = &self.engine_end
+            && let (Some(timings), Some(name)) = (&end.timings, self.dialect.quirks().time_report)
+            && let Some(members) = answer.as_object_mut()
+        {
             members.insert(name.to_owned(), timings.clone());
         }
     }
 
     /// Adds the `system_fingerprint` that this server's answers have at their end.
-    fn say_fingerprint(&self, answer: &mut Value) {
+    fn write_fingerprint(&self, answer: &mut Value) {
         if let (Some(fingerprint), Some(members)) = (self.answer_traits.fingerprint(), answer.as_object_mut())
         {
             members.insert(FINGERPRINT.to_owned(), fingerprint);
@@ -356,14 +361,14 @@ impl Sink {
 
     /// Names the stop in the answer's choice: in the member for it that the answer has already,
     /// else in the one that the engine has at the end only, if any.
-    fn say_stop(&self, answer: &mut Value, end: &End) {
+    fn write_stop(&self, answer: &mut Value, end: &End) {
         let quirks = self.dialect.quirks();
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
         if let Some(name) = named.or(quirks.stops.field) {
-            let own = self.own.as_ref().and_then(|own| own.stop.clone());
-            let names = |token| self.answer_traits.names_end(token).filter(|_| !self.ignores_eos);
-            let stop = own.unwrap_or_else(|| end.stop(names, quirks.stops.field_names_end));
+            let reported = self.engine_end.as_ref().and_then(|end| end.stop.clone());
+            let names = |token| if self.ignores_eos { None } else { self.answer_traits.names_end(token) };
+            let stop = reported.unwrap_or_else(|| end.stop(names, quirks.stops.field_names_end));
             choice.insert(name.to_owned(), stop);
         }
     }
@@ -371,14 +376,14 @@ impl Sink {
     /// Takes a piece of output; it is sent by the next call of [`Sink::release`] or with the end.
     pub async fn emit(&mut self, piece: Delta) -> Result<(), Gone> {
         self.release().await?;
-        self.held = Some(piece);
+        self.pending = Some(piece);
         Ok(())
     }
 
     /// Takes members of a chat's delta other than text for a JSON answer: pieces of strings and of
     /// lists are concatenated.
     pub fn other(&mut self, delta: &Map<String, Value>) {
-        let Shape::Whole { more, .. } = &mut self.shape else { return };
+        let Shape::Buffered { more, .. } = &mut self.shape else { return };
         for (name, piece) in delta {
             match (more.get_mut(name), piece) {
                 (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
@@ -390,9 +395,9 @@ impl Sink {
         }
     }
 
-    /// Takes a piece of output that a client that streams has received in the backend's own event.
+    /// Takes a piece of output that a streaming client has received in the backend's event.
     pub async fn passed(&mut self, piece: Delta) -> Result<(), Gone> {
-        if self.is_whole() {
+        if self.is_buffered() {
             return self.emit(piece).await;
         }
         self.counted(&piece);
@@ -405,9 +410,9 @@ impl Sink {
         }
     }
 
-    /// The usage so far on an event, if the client asked for that.
-    fn say_running(&self, chunk: &mut Value) {
-        let Some(Running { base: Some(base), tokens }) = &self.running else { return };
+    /// Adds the usage so far to an event, if the client requested that.
+    fn write_running_usage(&self, chunk: &mut Value) {
+        let Some(RunningUsage { base: Some(base), tokens }) = &self.running else { return };
         if let Some(members) = chunk.as_object_mut() {
             members.insert("usage".to_owned(), base.to_value(*tokens, None));
         }
@@ -415,29 +420,29 @@ impl Sink {
 
     /// Sends the piece that [`Sink::emit`] took.
     pub async fn release(&mut self) -> Result<(), Gone> {
-        match self.held.take() {
+        match self.pending.take() {
             Some(piece) => self.write(piece).await,
             None => Ok(()),
         }
     }
 
     async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
-        if let Shape::Whole { text, tokens, .. } = &mut self.shape {
+        if let Shape::Buffered { text, tokens, .. } = &mut self.shape {
             text.push_str(&delta.parsed.text);
             tokens.extend(delta.tokens);
             return Ok(());
         }
         let begun = Instant::now();
-        self.shaped();
+        self.form.make_template(self.route, self.running.is_some());
         self.counted(&delta);
-        let bytes = match &self.frame {
+        let bytes = match &self.form.frame {
             Some(frame) if self.parts.is_none() => frame.around(&delta.parsed.text),
             _ => {
                 let Some(mut chunk) = self.chunk(&delta, None) else {
-                    self.unwritten |= self.template.is_none() && !delta.parsed.is_empty();
+                    self.unwritten |= self.form.template.is_none() && !delta.parsed.is_empty();
                     return Ok(());
                 };
-                self.say_running(&mut chunk);
+                self.write_running_usage(&mut chunk);
                 sse::encode_json(&chunk).into()
             }
         };
@@ -448,7 +453,7 @@ impl Sink {
     /// The event for a piece of output; `None` before the first event of the backend, and for a
     /// piece of which a parser leaves nothing to show.
     fn chunk(&self, delta: &Delta, finish: Option<Finish>) -> Option<Value> {
-        let template = self.template.as_ref()?;
+        let template = self.form.template.as_ref()?;
         let Some(parts) = &self.parts else {
             return Some(template.chunk(&delta.parsed.text, &delta.tokens, finish));
         };
@@ -456,108 +461,113 @@ impl Sink {
         shows.then(|| template.delta(parts.delta(&delta.parsed), &delta.tokens, finish))
     }
 
-    /// Time that writing the last piece of output took, without waiting for the client, once.
+    /// Time to write the last piece of output, without the wait for the client; `None` if it was
+    /// returned before.
     pub fn took(&mut self) -> Option<Duration> {
         self.took.take()
     }
 
-    /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]`
-    /// and trailers, each if it was asked for.
-    pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
-        let last = self.held.take().unwrap_or_default();
-        self.shaped();
-        if self.is_whole() {
+    /// Ends the output. Returns the bytes of a buffered answer; a stream ends with usage, `[DONE]`
+    /// and trailers, each if it was requested.
+    pub async fn finish(mut self, end: &End, record: &Finished) -> Result<Option<Vec<u8>>, Gone> {
+        let last = self.pending.take().unwrap_or_default();
+        self.form.make_template(self.route, self.running.is_some());
+        if self.is_buffered() {
             self.write(last).await?;
-            return Ok(self.whole_answer(end, told).and_then(|answer| serde_json::to_vec(&answer).ok()));
+            return Ok(self.buffered_answer(end, record).and_then(|answer| serde_json::to_vec(&answer).ok()));
         }
         let passed = self.passed;
         if !self.verbatim && !passed.finish {
-            self.finish_text(last, end, told).await?;
+            self.finish_text(last, end, record).await?;
         }
-        if self.unwritten || !end.is_whole() {
+        if self.unwritten || !end.is_complete() {
             match self.error.take() {
                 Some(error) => self.send(Frame::data(error.into())).await?,
                 None => self.event(&end.broken.body()).await?,
             }
         } else if !self.verbatim {
             if !passed.usage {
-                self.finish_usage(end, told).await?;
+                self.finish_usage(end, record).await?;
             }
             if !passed.done {
                 self.send(Frame::data(sse::encode_done().into())).await?;
             }
         }
-        self.trailers(told).await?;
+        self.trailers(record).await?;
         Ok(None)
     }
 
     /// The event that ends the text of a stream.
-    async fn finish_text(&mut self, mut last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+    async fn finish_text(&mut self, mut last: Delta, end: &End, record: &Finished) -> Result<(), Gone> {
         let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
         if bare && !last.parsed.text.is_empty() {
             self.write(std::mem::take(&mut last)).await?;
         }
         self.counted(&last);
         let Some(mut chunk) = self.chunk(&last, end.finish) else { return self.write(last).await };
-        let wanted = self.tells_usage();
-        if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
-            *delta = self.template.as_ref().map_or_else(|| json!({}), Template::empty_delta);
+        let wanted = self.sends_usage();
+        if bare && let Some(delta) = chunk.pointer_mut("/choices/0/delta") {
+            *delta = self.form.template.as_ref().map_or_else(|| json!({}), Template::empty_delta);
         }
         if self.trim.usage_at_end && !wanted {
-            let usage = if self.asks_usage() { self.usage(end, told) } else { end.plain_usage(told) };
+            let usage =
+                if self.usage_requested() { self.usage(end, record) } else { end.plain_usage(record) };
             fill(&mut chunk, &json!({ "usage": usage }));
         }
         fill(&mut chunk, &self.last);
-        self.say_stop(&mut chunk, end);
-        self.say_running(&mut chunk);
+        self.write_stop(&mut chunk, end);
+        self.write_running_usage(&mut chunk);
         if !wanted {
             self.write_time_report(&mut chunk);
-            self.say_fingerprint(&mut chunk);
+            self.write_fingerprint(&mut chunk);
         }
         self.event(&chunk).await
     }
 
-    /// The event with the usage of a stream, if the client asked for it.
-    async fn finish_usage(&self, end: &End, told: &Finished) -> Result<(), Gone> {
-        let Some(template) = self.template.as_ref().filter(|_| self.tells_usage()) else { return Ok(()) };
+    /// Sends the event with the usage of a stream, if the client requested it.
+    async fn finish_usage(&self, end: &End, record: &Finished) -> Result<(), Gone> {
+        let Some(template) = &self.form.template else { return Ok(()) };
+        if !self.sends_usage() {
+            return Ok(());
+        }
         let bare = self.dialect.quirks().usage.bare.contains(&self.route);
-        let mut chunk = template.usage_chunk(end::shown(self.usage(end, told), bare));
+        let mut chunk = template.usage_chunk(end::shown(self.usage(end, record), bare));
         self.write_time_report(&mut chunk);
-        self.say_fingerprint(&mut chunk);
+        self.write_fingerprint(&mut chunk);
         self.event(&chunk).await
     }
 
-    fn tells_usage(&self) -> bool {
-        let told = self.dialect.quirks().usage.no_event != Some(self.route);
-        told && self.asks_usage()
+    fn sends_usage(&self) -> bool {
+        self.dialect.quirks().usage.no_event != Some(self.route) && self.usage_requested()
     }
 
-    /// The client asked for the usage of its stream.
-    fn asks_usage(&self) -> bool {
+    /// True if the client requested the usage of its stream.
+    fn usage_requested(&self) -> bool {
         matches!(self.shape, Shape::Stream { usage: true, .. })
     }
 
-    fn usage(&self, end: &End, told: &Finished) -> Value {
-        end.usage(told, self.prediction)
+    fn usage(&self, end: &End, record: &Finished) -> Value {
+        end.usage(record, self.prediction)
     }
 
-    fn whole_answer(&mut self, end: &End, told: &Finished) -> Option<Value> {
-        let Shape::Whole { text, tokens, more, parts, .. } = &self.shape else { return None };
-        let mut answer = self.template.as_ref()?.unstreamed(text, tokens, end.finish, self.usage(end, told));
-        self.say_fingerprint(&mut answer);
+    fn buffered_answer(&mut self, end: &End, record: &Finished) -> Option<Value> {
+        let Shape::Buffered { text, tokens, more, message } = &self.shape else { return None };
+        let template = self.form.template.as_ref()?;
+        let mut answer = template.unstreamed(text, tokens, end.finish, self.usage(end, record));
+        self.write_fingerprint(&mut answer);
         fill(&mut answer, &self.last);
-        if let (Some(own), Some(choice)) =
-            (&self.own, answer.pointer_mut("/choices/0").and_then(Value::as_object_mut))
+        if let Some(engine_end) = &self.engine_end
+            && let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut)
         {
-            choice.insert("finish_reason".to_owned(), json!(own.reason));
+            choice.insert("finish_reason".to_owned(), json!(engine_end.reason));
         }
-        if let Some((whole, writer)) = parts.as_ref().zip(self.parts.as_ref()) {
-            writer.write_whole(&mut answer, whole);
+        if let (Some(message), Some(writer)) = (message, &self.parts) {
+            writer.write_message(&mut answer, message);
         } else {
             parts::write_pieces(&mut answer, text, more, self.parts.is_some())?;
         }
         self.dialect.codec().complete(&mut answer);
-        self.say_stop(&mut answer, end);
+        self.write_stop(&mut answer, end);
         self.write_time_report(&mut answer);
         Some(answer)
     }
@@ -569,7 +579,7 @@ impl Sink {
     async fn send(&self, frame: Frame<Bytes>) -> Result<(), Gone> {
         match &self.shape {
             Shape::Stream { frames, .. } => frames.send(Ok(frame)).await.map_err(|_| Gone),
-            Shape::Whole { .. } => Ok(()),
+            Shape::Buffered { .. } => Ok(()),
         }
     }
 }

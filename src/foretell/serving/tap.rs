@@ -2,8 +2,8 @@
 //! bytes that the client gets.
 //!
 //! The bytes are sent first; the tap reads its copy of them while the backend has nothing more to
-//! send. Its memory is bounded: an answer that is too long, not readable or content-encoded is
-//! passed on unread, with its size as all that is known of it.
+//! send. Its memory is bounded: of an answer that is too long, not readable or content-encoded only
+//! the size is known.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -22,28 +22,28 @@ use foretell_engines::openai::{OutputTokens, Reading, sse};
 
 /// Maximum bytes of an answer waiting to be read.
 const BACKLOG: usize = 1 << 20;
-/// Maximum bytes of text kept; the rest is only counted.
+/// Maximum bytes of text that are stored; the rest is only counted.
 const TEXT: usize = 256 << 10;
 
-/// Maximum number of events whose arrival time is kept.
+/// Maximum number of events whose arrival time is stored.
 const MARKS: usize = 16 << 10;
 
 /// Data that a tap collects from an answer.
 pub(crate) trait Content: Default + Send + Unpin + 'static {
     /// An answer that comes faster than it is read is read before it is passed on. Otherwise the
     /// rest of it is not read.
-    const KEEPS_UP: bool;
+    const READS_ALL: bool;
 
     /// Takes an event of a stream, which arrived at `at`.
     fn event(&mut self, event: &sse::Message, at: Tick);
-    /// Takes a JSON answer as far as it came. `whole`: it is complete.
-    fn document(&mut self, json: &[u8], whole: bool, at: Tick);
+    /// Takes a JSON answer as far as it came.
+    fn document(&mut self, json: &[u8], complete: bool, at: Tick);
     /// Notes bytes that are not read, of an answer of this form.
     fn unread(&mut self, bytes: usize, form: Form);
     /// The answer is not read to its end.
     fn given_up(&mut self);
-    /// Bytes that it holds.
-    fn held(&self) -> usize;
+    /// Bytes of memory that it uses.
+    fn memory_used(&self) -> usize;
 }
 
 /// Text that a tap has read from an answer.
@@ -73,7 +73,7 @@ impl TappedText {
             self.bytes += piece.len();
             let room = TEXT.saturating_sub(self.text.len());
             self.text.push_str(piece.get(..piece.floor_char_boundary(room)).unwrap_or_default());
-            // Events beyond the kept text have no position in it.
+            // Events beyond the stored text have no position in it.
             if room > 0 && self.marks.len() < MARKS {
                 self.marks.push((now, self.text.len()));
             } else if let Some(last) = self.marks.last_mut() {
@@ -140,7 +140,7 @@ impl<C: Content> Tap<C> {
         self.waiting_bytes += data.len();
         self.waiting.push_back((self.clock.now(), data.clone()));
         if self.waiting_bytes > BACKLOG {
-            if C::KEEPS_UP { self.read() } else { self.give_up() }
+            if C::READS_ALL { self.read() } else { self.give_up() }
         }
     }
 
@@ -165,7 +165,8 @@ impl<C: Content> Tap<C> {
         }
     }
 
-    /// Reads no more. An event that is too long may hold anything, so it is one piece of output.
+    /// Stops reading. An event that is too long may contain anything, so it counts as one piece of
+    /// output.
     fn give_up(&mut self) {
         self.tapped.given_up();
         let (gathered, form) = match &self.reader {
@@ -174,7 +175,9 @@ impl<C: Content> Tap<C> {
             Reader::Unread(form) => (0, *form),
         };
         self.tapped.unread(gathered + self.waiting_bytes, form);
-        (self.reader, self.waiting, self.waiting_bytes) = (Reader::Unread(form), VecDeque::new(), 0);
+        self.reader = Reader::Unread(form);
+        self.waiting = VecDeque::new();
+        self.waiting_bytes = 0;
     }
 
     fn bytes(&self) -> u64 {
@@ -182,22 +185,22 @@ impl<C: Content> Tap<C> {
             Reader::Document(gathered) => gathered.capacity(),
             Reader::Events(_) | Reader::Unread(_) => 0,
         };
-        (self.waiting_bytes + gathered + self.tapped.held()) as u64
+        (self.waiting_bytes + gathered + self.tapped.memory_used()) as u64
     }
 
-    /// The data read, once the answer is over. `whole`: it is complete.
-    fn end(mut self, whole: bool) -> C {
+    /// The data read, once the answer is over.
+    fn end(mut self, complete: bool) -> C {
         self.read();
         let now = self.clock.now();
         if let Reader::Document(gathered) = &self.reader {
-            self.tapped.document(gathered, whole, now);
+            self.tapped.document(gathered, complete, now);
         }
         self.tapped
     }
 }
 
 impl Content for TappedText {
-    const KEEPS_UP: bool = false;
+    const READS_ALL: bool = false;
 
     fn event(&mut self, event: &sse::Message, at: Tick) {
         self.ended |= event.is_done();
@@ -206,10 +209,10 @@ impl Content for TappedText {
         }
     }
 
-    fn document(&mut self, json: &[u8], whole: bool, at: Tick) {
+    fn document(&mut self, json: &[u8], complete: bool, at: Tick) {
         if let Ok(answer) = serde_json::from_slice::<Value>(json) {
             self.read(&answer, at);
-            self.ended = whole;
+            self.ended = complete;
         }
     }
 
@@ -219,13 +222,13 @@ impl Content for TappedText {
         *self = Self { usage: self.usage, ..Self::default() };
     }
 
-    fn held(&self) -> usize {
+    fn memory_used(&self) -> usize {
         self.text.capacity() + self.marks.capacity() * size_of::<(Tick, usize)>()
     }
 }
 
 impl Content for OutputTokens {
-    const KEEPS_UP: bool = true;
+    const READS_ALL: bool = true;
 
     fn event(&mut self, event: &sse::Message, _: Tick) {
         self.read(event.data.as_bytes());
@@ -245,7 +248,7 @@ impl Content for OutputTokens {
 
     fn given_up(&mut self) {}
 
-    fn held(&self) -> usize {
+    fn memory_used(&self) -> usize {
         0
     }
 }
@@ -258,18 +261,18 @@ pub(crate) trait Listener: Send + Unpin + 'static {
 
     /// The first byte is sent.
     fn begun(&mut self);
-    /// The tap holds this many bytes.
-    fn holds(&mut self, bytes: u64);
+    /// The tap uses this much memory, bytes.
+    fn memory_used(&mut self, bytes: u64);
     fn over(self, tapped: Self::Content, end: Ending);
 }
 
 /// How an answer ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    Whole,
+    Complete,
     /// The backend broke it off, for this reason.
     Broken(String),
-    /// The client left.
+    /// The client disconnected.
     Gone,
 }
 
@@ -277,23 +280,23 @@ pub(crate) enum Ending {
 pub(crate) struct Tapped<B, L: Listener> {
     body: B,
     /// `None` once the answer is over.
-    under: Option<(Tap<L::Content>, L)>,
+    tap: Option<(Tap<L::Content>, L)>,
     begun: bool,
-    /// Bytes held by the tap, as last reported to the listener.
-    told: u64,
+    /// Memory of the tap as last reported to the listener, bytes.
+    reported: u64,
     /// Trailers to send after the answer, for a client that accepts them.
     trailers: Option<HeaderMap>,
 }
 
-/// Minimum change of the bytes held by the tap before it is reported.
-const TOLD_BY: u64 = 4096;
+/// Minimum change of the tap's memory before it is reported, bytes.
+const REPORT_STEP: u64 = 4096;
 
 impl<L: Listener> Tapped<Answer, L> {
     /// Passes `body` on, and reports to `listener`.
     pub fn new(body: Answer, tap: Tap<L::Content>, listener: L, trailers: Option<HeaderMap>) -> Self {
-        let mut tapped = Self { body, under: Some((tap, listener)), begun: false, told: 0, trailers };
+        let mut tapped = Self { body, tap: Some((tap, listener)), begun: false, reported: 0, trailers };
         if tapped.body.is_end_stream() {
-            tapped.over(Ending::Whole);
+            tapped.over(Ending::Complete);
         }
         tapped
     }
@@ -301,19 +304,19 @@ impl<L: Listener> Tapped<Answer, L> {
 
 impl<B, L: Listener> Tapped<B, L> {
     fn over(&mut self, end: Ending) {
-        if let Some((tap, listener)) = self.under.take() {
-            listener.over(tap.end(end == Ending::Whole), end);
+        if let Some((tap, listener)) = self.tap.take() {
+            listener.over(tap.end(end == Ending::Complete), end);
         }
     }
 
     /// Reads the bytes sent so far, while there is nothing to pass on.
     fn idle(&mut self) {
-        let Some((tap, listener)) = &mut self.under else { return };
+        let Some((tap, listener)) = &mut self.tap else { return };
         tap.read();
         let bytes = tap.bytes();
-        if bytes.abs_diff(self.told) >= TOLD_BY {
-            self.told = bytes;
-            listener.holds(bytes);
+        if bytes.abs_diff(self.reported) >= REPORT_STEP {
+            self.reported = bytes;
+            listener.memory_used(bytes);
         }
     }
 }
@@ -335,17 +338,17 @@ impl<L: Listener> Body for Tapped<Answer, L> {
         match &mut frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_mut() {
-                    headers::strip_own(trailers);
+                    headers::strip_foretell(trailers);
                     trailers.extend(this.trailers.take().unwrap_or_default());
                 }
-                if let (Some((tap, listener)), Some(data)) = (&mut this.under, frame.data_ref()) {
+                if let (Some((tap, listener)), Some(data)) = (&mut this.tap, frame.data_ref()) {
                     if !std::mem::replace(&mut this.begun, true) {
                         listener.begun();
                     }
                     tap.copy(data);
                 }
                 if this.body.is_end_stream() {
-                    this.over(Ending::Whole);
+                    this.over(Ending::Complete);
                 }
             }
             Some(Err(error)) => {
@@ -353,7 +356,7 @@ impl<L: Listener> Body for Tapped<Answer, L> {
                 this.over(Ending::Broken(cause));
             }
             None => {
-                this.over(Ending::Whole);
+                this.over(Ending::Complete);
                 if let Some(trailers) = this.trailers.take() {
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }

@@ -2,7 +2,7 @@
 //! sent it, and the answer goes to the client as the backend sent it.
 //!
 //! Drafters are scored afterwards, on ids that the local tokenizer makes of the text. Those need
-//! not be the ids that the model sampled, so these statistics are kept apart from those that decide
+//! not be the ids that the model sampled, so these statistics are separate from those that decide
 //! on speculation.
 
 use std::sync::Arc;
@@ -80,8 +80,8 @@ impl Run {
         }
         let body = if from.status.is_success() {
             let tap = Tap::new(response.headers(), self.clock);
-            let listening = Listening::new(self, slot, request, reason);
-            Tapped::new(answer, tap, listening, trailers).map_err(Into::into).boxed_unsync()
+            let listener = TapListener::new(self, slot, request, reason);
+            Tapped::new(answer, tap, listener, trailers).map_err(Into::into).boxed_unsync()
         } else {
             Recorded::new(answer, slot.into_record()).map_err(Into::into).boxed_unsync()
         };
@@ -94,7 +94,7 @@ impl Run {
 }
 
 /// Processing of an answer once it has been passed on.
-struct Listening(Box<Work>);
+struct TapListener(Box<Work>);
 
 struct Work {
     run: Run,
@@ -104,15 +104,15 @@ struct Work {
     /// The session in which drafters are scored, and the id of its first call; `None` if nothing is
     /// drafted.
     session: Option<(Session, ActionId)>,
-    /// When the request was accepted.
+    /// Time at which the request was accepted.
     began: Tick,
 }
 
-impl Listening {
+impl TapListener {
     fn new(mut run: Run, slot: Slot, request: Box<openai::Request>, reason: PlainReason) -> Self {
         let drafts = matches!(run.plan.rules.permission, Permission::Shadow(_));
         let began = run.clock.before(slot.record.started().elapsed());
-        let session = drafts.then(|| begun(&mut run, &request, began)).flatten();
+        let session = if drafts { begun(&mut run, &request, began) } else { None };
         Self(Box::new(Work { run, slot, request, reason, session, began }))
     }
 }
@@ -135,7 +135,7 @@ fn begun(run: &mut Run, request: &openai::Request, began: Tick) -> Option<(Sessi
     }
 }
 
-impl Listener for Listening {
+impl Listener for TapListener {
     type Content = TappedText;
 
     fn begun(&mut self) {
@@ -143,38 +143,38 @@ impl Listener for Listening {
         self.0.slot.record.emitted();
     }
 
-    fn holds(&mut self, bytes: u64) {
+    fn memory_used(&mut self, bytes: u64) {
         self.0.slot.record.set_session_bytes(bytes);
     }
 
-    fn over(self, heard: TappedText, end: Ending) {
+    fn over(self, tapped: TappedText, end: Ending) {
         // Without a runtime the process is ending, and the record with it.
         if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(self.0.settle(heard, end));
+            runtime.spawn(self.0.settle(tapped, end));
         }
     }
 }
 
 impl Work {
     /// Counts the output, scores the drafters on it, and ends the record.
-    async fn settle(mut self: Box<Self>, heard: TappedText, end: Ending) {
+    async fn settle(mut self: Box<Self>, tapped: TappedText, end: Ending) {
         self.run.present = None;
         let gone = end == Ending::Gone;
         self.slot.over(gone);
-        let whole = end == Ending::Whole && heard.ended;
+        let complete = end == Ending::Complete && tapped.ended;
         if let Ending::Broken(cause) = end {
             self.slot.record.failed(cause);
         }
-        if heard.other {
+        if tapped.other {
             self.run.answer_traits.has_parsed();
         }
-        let scored = whole && !heard.other && self.session.is_some();
-        let permit = Arc::clone(&self.run.scoring).try_acquire_owned().ok().filter(|_| scored);
+        let scored = complete && !tapped.other && self.session.is_some();
+        let permit = if scored { Arc::clone(&self.run.scoring).try_acquire_owned().ok() } else { None };
         let runtime = Handle::current();
         let done = tokio::task::spawn_blocking(move || {
-            let pieces = self.run.plan.identity.tokenizer.pieces(&heard.text).unwrap_or_default();
-            let summary = permit.and_then(|_permit| self.score(&heard, &pieces, &runtime));
-            self.summarise(&heard, pieces.len(), summary.as_ref());
+            let pieces = self.run.plan.identity.tokenizer.pieces(&tapped.text).unwrap_or_default();
+            let summary = permit.and_then(|_permit| self.score(&tapped, &pieces, &runtime));
+            self.summarise(&tapped, pieces.len(), summary.as_ref());
             (self, summary)
         });
         // The record ends on drop if that panicked.
@@ -185,35 +185,36 @@ impl Work {
         work.slot.record.end(gone);
     }
 
-    fn summarise(&mut self, heard: &TappedText, pieces: usize, summary: Option<&Summary>) {
-        // Assumes the same number of tokens per byte for the text that was not kept.
-        let estimate = (pieces as u64).saturating_mul(heard.bytes as u64) / (heard.text.len() as u64).max(1);
-        let (prompt, output) = heard.usage.unzip();
+    fn summarise(&mut self, tapped: &TappedText, pieces: usize, summary: Option<&Summary>) {
+        // Assumes the same number of tokens per byte for the text beyond the limit.
+        let estimate =
+            (pieces as u64).saturating_mul(tapped.bytes as u64) / (tapped.text.len() as u64).max(1);
+        let (prompt, output) = tapped.usage.unzip();
         let output_tokens = u32::try_from(output.unwrap_or(estimate)).unwrap_or(u32::MAX);
         if self.reason == PlainReason::ControlGroup
-            && let Some(seconds) = token_seconds(&heard.marks, output_tokens)
+            && let Some(seconds) = token_seconds(&tapped.marks, output_tokens)
         {
             self.run.drawn.ended(seconds);
         }
-        let told = self.session.as_ref().map_or(0, |(session, _)| session.prompt().len());
+        let counted = self.session.as_ref().map_or(0, |(session, _)| session.prompt().len());
         let record = &mut self.slot.record;
-        record.prompt_tokens(prompt.map_or(told, |prompt| usize::try_from(prompt).unwrap_or(usize::MAX)));
+        record.prompt_tokens(prompt.map_or(counted, |prompt| usize::try_from(prompt).unwrap_or(usize::MAX)));
         let summary = summary.cloned().unwrap_or_default();
         record.summarise(&Summary { reason: Some(self.reason), output_tokens, ..summary });
         record.set_estimated(output.is_none());
     }
 
     /// Replays the answer to the session, with the times at which it arrived.
-    fn score(&mut self, heard: &TappedText, pieces: &[Piece], runtime: &Handle) -> Option<Summary> {
+    fn score(&mut self, tapped: &TappedText, pieces: &[Piece], runtime: &Handle) -> Option<Summary> {
         let (mut session, id) = self.session.take()?;
-        let last = heard.marks.last().map_or_else(|| self.run.clock.now(), |mark| mark.0);
+        let last = tapped.marks.last().map_or_else(|| self.run.clock.now(), |mark| mark.0);
         let prompt = prompt_ids(&self.run.plan.identity.tokenizer, &self.request.prompt);
         if let Some(prompt) = prompt {
             session.handle(id, Event::Prompt(prompt), last);
         }
         let mut pieces = pieces.iter().peekable();
         let mut context = TokenContext::default();
-        for &(at, until) in &heard.marks {
+        for &(at, until) in &tapped.marks {
             let mut tokens = Vec::new();
             while let Some(piece) = pieces.next_if(|piece| piece.end <= until) {
                 tokens.push(piece.token);
@@ -225,11 +226,11 @@ impl Work {
         }
         // A JSON answer shows only the time of all of it, prompt included.
         let tokens = session.output().len();
-        if heard.marks.len() == 1 && tokens >= PACED {
+        if tapped.marks.len() == 1 && tokens >= PACED {
             let seconds = last.seconds_since(self.began);
             self.run.control.with(|learnt| learnt.note_plain(seconds, tokens, last));
         }
-        let finish = if heard.cut { Finish::Length } else { Finish::Stop };
+        let finish = if tapped.cut { Finish::Length } else { Finish::Stop };
         session.handle(id, Event::PlainEnded(finish), last);
         let summary = std::iter::from_fn(|| session.poll()).find_map(|(_, action)| match action {
             Action::Finish(summary) => Some(summary),
@@ -244,9 +245,9 @@ impl Work {
         while let Some((id, action)) = session.poll() {
             let Action::Shadow { from } = action else { continue };
             context.follow(session.prompt(), session.output());
-            let asked = self.run.drafting.shadow(id, context.clone(), from);
-            let patience = self.run.plan.limits.question;
-            let reply = runtime.block_on(async { tokio::time::timeout(patience, asked).await });
+            let request = self.run.drafting.shadow(id, context.clone(), from);
+            let timeout = self.run.plan.limits.question;
+            let reply = runtime.block_on(async { tokio::time::timeout(timeout, request).await });
             let Ok(reply) = reply else {
                 self.run.drafting.given_up(id, true);
                 continue;
@@ -259,7 +260,7 @@ impl Work {
     /// Adds the text to the corpus and notes the projected speedup.
     fn learn(&mut self, summary: &Summary) {
         let Some((session, _)) = &self.session else { return };
-        self.run.remembering.learn(session.prompt(), session.output());
+        self.run.corpus.learn(session.prompt(), session.output());
         if let Some((gain, basis)) = summary.projected_speedup {
             self.run.drawn.note_projected(gain, basis);
         }

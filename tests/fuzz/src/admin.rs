@@ -110,7 +110,7 @@ fn passed_on(fields: &HeaderMap, uri: &str) {
     }
     let mut passed = fields.clone();
     let _ = headers::strip_hop_by_hop(&mut passed);
-    headers::strip_own(&mut passed);
+    headers::strip_foretell(&mut passed);
     for name in ["connection", "transfer-encoding", "x-foretell", "keep-alive", "proxy-connection"] {
         assert!(!passed.contains_key(name), "{name} was passed on");
     }

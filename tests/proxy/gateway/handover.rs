@@ -69,7 +69,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
             mode: Mode::Auto,
             tenant: None,
             trailers: true,
-            memory: true
+            may_use_corpus: true
         }
     );
     assert_eq!((exchange.request.model.as_str(), exchange.replica.backend()), ("m", "b"));

@@ -94,8 +94,10 @@ fn head(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     };
     writeln!(out, "asked        {source}")?;
     writeln!(out, "route        {}", explanation.request.route)?;
-    let (model, backend) =
-        (explanation.request.model.as_deref().unwrap_or("none"), explanation.backend.as_deref().unwrap_or("none"));
+    let (model, backend) = (
+        explanation.request.model.as_deref().unwrap_or("none"),
+        explanation.backend.as_deref().unwrap_or("none"),
+    );
     let replica =
         explanation.replica.as_ref().map_or(String::new(), |replica| format!(", replica {replica}"));
     writeln!(out, "model        {model} (backend {backend}{replica})")?;

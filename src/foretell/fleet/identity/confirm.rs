@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use crate::fleet::identity::Unknown;
+use crate::fleet::identity::unknown::Unknown;
 use crate::fleet::{Replica, probe};
 use crate::random::fresh_seed;
 use foretell_engines::dialect::Engine;
@@ -21,26 +21,26 @@ const WITHIN: Duration = Duration::from_mins(3);
 pub enum ModelConfig {
     /// The operator has named this file.
     Named(PathBuf),
-    /// It would be here, in the folder of the model's tokenizer; not every model has one.
-    Beside(PathBuf),
+    /// Its usual path, in the folder of the model's tokenizer; not every model has one.
+    Usual(PathBuf),
 }
 
 impl ModelConfig {
-    pub fn beside(tokenizer: &Path) -> Self {
-        Self::Beside(tokenizer.with_file_name("generation_config.json"))
+    pub fn for_tokenizer(tokenizer: &Path) -> Self {
+        Self::Usual(tokenizer.with_file_name("generation_config.json"))
     }
 
-    /// The file's content; `None` if it is not there, or is no such file and was not named.
+    /// The file's content; `None` if it does not exist, or is unreadable at its usual path.
     async fn read(&self) -> Result<Option<GenerationConfig>, Unknown> {
-        let (Self::Named(path) | Self::Beside(path)) = self;
+        let (Self::Named(path) | Self::Usual(path)) = self;
         let unread =
             |error: &dyn std::fmt::Display| Unknown::tokenizer(format!("{}: {error}", path.display()));
         let json = match tokio::fs::read(path).await {
-            Err(_) if matches!(self, Self::Beside(_)) => return Ok(None),
+            Err(_) if matches!(self, Self::Usual(_)) => return Ok(None),
             read => read.map_err(|error| unread(&error))?,
         };
         match GenerationConfig::read(&json) {
-            Err(error) if matches!(self, Self::Beside(_)) => {
+            Err(error) if matches!(self, Self::Usual(_)) => {
                 tracing::warn!(file = %path.display(), %error, "the model's generation config is not used: correct the file");
                 Ok(None)
             }
@@ -49,7 +49,7 @@ impl ModelConfig {
     }
 }
 
-/// Takes the model's defaults for an engine that does not report its own, and tests them by its
+/// Takes the model's defaults for an engine that does not report defaults, and tests them by its
 /// answers where it can be tested.
 ///
 /// # Errors
@@ -71,15 +71,15 @@ pub async fn confirm(
     let Some(mut confirmer) = codec.confirmer(engine, &config, &text, seed) else { return Ok(()) };
     let until = Instant::now() + WITHIN;
     while Instant::now() < until
-        && let Some(asked) = confirmer.next_call()
+        && let Some(next) = confirmer.next_call()
     {
-        let heard = async {
-            if asked.idle && !probe::is_idle(replica, engine, &mut 0).await {
+        let answer = async {
+            if next.idle && !probe::is_idle(replica, engine, &mut 0).await {
                 return None;
             }
-            probe::answer(replica, &asked.call).await
+            probe::answer(replica, &next.call).await
         };
-        confirmer.take(timeout_at(until, heard).await.ok().flatten());
+        confirmer.take(timeout_at(until, answer).await.ok().flatten());
     }
     confirmer.end(engine);
     Ok(())

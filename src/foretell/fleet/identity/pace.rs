@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-/// Pause before a replica that did not answer is tried again: the first, and the longest.
+/// Pause before a replica that did not answer is retried: the first, and the longest.
 const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// Pause before a known replica is checked for being the same.
 const KNOWN: Duration = Duration::from_secs(5);
-/// First pause before a replica that cannot verify is tried again.
+/// First pause before a replica that cannot verify is retried.
 const PASSTHROUGH: Duration = Duration::from_secs(5);
 /// The longest such pause, where its address or its tokenizer is at fault.
 const DOUBTED: Duration = Duration::from_mins(1);
@@ -34,14 +34,16 @@ impl Pace {
     /// The pause until the next attempt. A repeated result doubles it, up to the longest for that
     /// result.
     pub(super) fn after(&mut self, settled: Settled) -> Duration {
-        let (first, most) = match settled {
+        let (first, longest) = match settled {
             Settled::Known => (KNOWN, KNOWN),
             Settled::Doubted => (PASSTHROUGH, DOUBTED),
             Settled::Foreign => (PASSTHROUGH, FOREIGN),
             Settled::Away => AWAY,
         };
-        let before = self.0.filter(|(before, _)| *before == settled);
-        let pause = before.map_or(first, |(_, pause)| (pause * 2).min(most));
+        let pause = match self.0 {
+            Some((before, pause)) if before == settled => (pause * 2).min(longest),
+            _ => first,
+        };
         self.0 = Some((settled, pause));
         pause
     }

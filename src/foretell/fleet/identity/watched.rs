@@ -10,11 +10,12 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::identity::ask::{self, Away, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
+use crate::fleet::identity::recognition::{self, Away};
+use crate::fleet::identity::unknown::Unknown;
 use crate::fleet::identity::{EngineStart, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
 use crate::fleet::load::STALE;
-use crate::fleet::probe::{self, Report, Seen};
+use crate::fleet::probe::{self, ProbeReport, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Probed, Replica};
 use crate::random::{SharedSplitMix64, fresh_seed};
@@ -29,48 +30,53 @@ const SHOWN_PASSTHROUGH: &str = "passthrough";
 const STRANGER: &str = "unknown";
 /// Interval at which a replica is checked for being idle.
 const LOOK: Duration = Duration::from_millis(250);
-/// Age from which on a load report says nothing: its page is not there any more.
+/// Age from which on a load report is ignored: its page has disappeared.
 const OUTDATED: Duration = Duration::from_mins(1);
 /// Maximum random delay before a probe, so that the replicas of a fleet are not all probed at once,
 /// nor one of them by all sidecars that start with it.
 const JITTER: Duration = Duration::from_millis(1_500);
 /// Retry interval of the single-engine check, where it takes calls that compute.
-const ONE_AGAIN: Duration = Duration::from_mins(1);
-/// Pause before a server at which no verification method paid is probed again: the first, and the
+const ONE_RETRY: Duration = Duration::from_mins(1);
+/// Pause before a server at which no verification method paid is reprobed: the first, and the
 /// longest.
-const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
+const REPROBE: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
 
 /// The last result of the single-engine check.
-struct One {
+struct SingleCheck {
     engine_start: EngineStart,
     at: Instant,
     /// True if a single engine answers.
     shown: bool,
 }
 
-/// The last probe.
 #[derive(Default)]
-struct Last {
+struct LastProbe {
     engine_start: Option<EngineStart>,
     at: Option<Instant>,
     /// Pause before the next probe, where no verification method paid; `None` elsewhere.
-    again: Option<Duration>,
+    pause: Option<Duration>,
 }
 
-impl Last {
+impl LastProbe {
     fn is_older(&self, than: Duration) -> bool {
         self.at.is_none_or(|at| at.elapsed() >= than)
     }
 
     fn is_due(&self, engine_start: &EngineStart) -> bool {
         self.engine_start.as_ref() != Some(engine_start)
-            || self.again.is_some_and(|again| self.is_older(again))
+            || self.pause.is_some_and(|pause| self.is_older(pause))
     }
 
     fn done(&mut self, engine_start: &EngineStart, nothing_pays: bool) {
-        let before = self.again.filter(|_| self.engine_start.as_ref() == Some(engine_start));
-        self.again = nothing_pays.then(|| before.map_or(AGAIN.0, |again| (again * 2).min(AGAIN.1)));
-        (self.engine_start, self.at) = (Some(engine_start.clone()), Some(Instant::now()));
+        self.pause = match self.pause {
+            _ if !nothing_pays => None,
+            Some(pause) if self.engine_start.as_ref() == Some(engine_start) => {
+                Some((pause * 2).min(REPROBE.1))
+            }
+            _ => Some(REPROBE.0),
+        };
+        self.engine_start = Some(engine_start.clone());
+        self.at = Some(Instant::now());
     }
 }
 
@@ -90,43 +96,43 @@ pub(super) struct ModelChange {
 /// One replica and what is known about it.
 pub(super) struct Watched {
     pub(super) replica: Arc<Replica>,
-    asking: RecognitionSettings,
+    settings: RecognitionSettings,
     pub(super) knowledge: ArcSwap<ServerKnowledge>,
     /// The model that answered last, and the last change of it.
     model: Mutex<(Option<String>, Option<ModelChange>)>,
     /// Number of times that it has become unreachable, and that number when it was recognised.
     away: AtomicU64,
     away_before: AtomicU64,
-    /// Number of times that it was reached again when it was recognised.
+    /// Number of times that it had returned when it was recognised.
     returns_before: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
     /// The load page of a server that is passed through; `None` if it is another one, or has none.
     load_page: Mutex<Option<(Dialect, &'static str)>>,
     /// `None` before the check.
-    one: Mutex<Option<One>>,
+    single: Mutex<Option<SingleCheck>>,
     /// The last test of defaults that could not be decided, and the pause before the next; `None`
     /// if there are none.
     confirms: Mutex<Option<(Instant, Duration)>>,
     /// Wakes the prober: a probe is requested, regardless of the configuration.
     wanted: Notify,
     /// Wakes the recognition, so that it runs at once.
-    again: Arc<Notify>,
+    reidentify: Arc<Notify>,
     /// True after the first recognition attempt.
-    asked: AtomicBool,
+    attempted: AtomicBool,
     /// The last logged reason for passing it through or for its silence.
-    said: Mutex<Option<String>>,
-    /// Cancelled once it has left the fleet.
-    left: CancellationToken,
+    logged: Mutex<Option<String>>,
+    /// Cancelled once it is removed from the fleet.
+    removed: CancellationToken,
     random: SharedSplitMix64,
 }
 
 impl Watched {
-    pub(super) fn new(replica: Arc<Replica>, asking: RecognitionSettings) -> Self {
+    pub(super) fn new(replica: Arc<Replica>, settings: RecognitionSettings) -> Self {
         let unknown =
             ServerKnowledge::Passthrough(PassthroughReason::NoVerifyMethod, UNRECOGNISED.to_owned());
         Self {
             replica,
-            asking,
+            settings,
             knowledge: ArcSwap::from_pointee(unknown),
             model: Mutex::default(),
             away: AtomicU64::new(0),
@@ -134,13 +140,13 @@ impl Watched {
             returns_before: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             load_page: Mutex::default(),
-            one: Mutex::default(),
+            single: Mutex::default(),
             confirms: Mutex::default(),
             wanted: Notify::new(),
-            again: Arc::default(),
-            asked: AtomicBool::new(false),
-            said: Mutex::default(),
-            left: CancellationToken::new(),
+            reidentify: Arc::default(),
+            attempted: AtomicBool::new(false),
+            logged: Mutex::default(),
+            removed: CancellationToken::new(),
             random: SharedSplitMix64::default(),
         }
     }
@@ -153,48 +159,48 @@ impl Watched {
     }
 
     pub(super) fn reprobe(&self) -> Result<(), String> {
-        if self.asking.billed {
+        if self.settings.billed {
             return Err("it bills per token, so it is not probed".to_owned());
         }
-        *self.one.lock() = None;
-        self.rounds_seen.looked_at();
+        *self.single.lock() = None;
+        self.rounds_seen.reset_uncached();
         self.wanted.notify_one();
         if self.identity().is_none() {
-            self.again.notify_one();
+            self.reidentify.notify_one();
         }
         Ok(())
     }
 
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Acquire)
+    pub(super) fn is_attempted(&self) -> bool {
+        self.attempted.load(Ordering::Acquire)
     }
 
-    /// Ends all tasks of a replica that has left the fleet.
-    pub(super) fn leave(&self) {
-        self.left.cancel();
+    /// Ends all tasks of a replica that is removed from the fleet.
+    pub(super) fn remove(&self) {
+        self.removed.cancel();
     }
 
-    pub(super) async fn left(&self) {
-        self.left.cancelled().await;
+    pub(super) async fn removed(&self) {
+        self.removed.cancelled().await;
     }
 
-    /// Recognises it repeatedly, at once when it can be reached again. `asked` is called after
+    /// Recognises it repeatedly, at once when it becomes reachable. `attempted` is called after
     /// every attempt.
-    pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
+    pub(super) async fn recognition_loop(self: Arc<Self>, attempted: impl Fn()) {
         let mut pace = Pace::default();
         let mut returns = self.replica.returns();
         let mut noticed = false;
         loop {
             let settled = self.refresh(noticed).await;
-            self.asked.store(true, Ordering::Release);
-            asked();
+            self.attempted.store(true, Ordering::Release);
+            attempted();
             // The answer just received does not count as a return.
             returns.borrow_and_update();
             noticed = false;
             tokio::select! {
                 () = tokio::time::sleep(pace.after(settled)) => {}
                 Ok(()) = returns.changed() => pace.restart(),
-                () = self.again.notified() => {
+                () = self.reidentify.notified() => {
                     pace.restart();
                     noticed = true;
                 }
@@ -205,29 +211,31 @@ impl Watched {
     /// Recognises it once, and stores the result. `noticed`: a request has met another process
     /// there, so that if the known one still answers, there may be both.
     async fn refresh(&self, noticed: bool) -> Settled {
-        if self.asking.billed {
+        if self.settings.billed {
             return self.refresh_billed().await;
         }
         let before = self.identity();
         let times = self.away.load(Ordering::Relaxed);
         let returns = *self.replica.returns().borrow();
-        // A process that shows who it is may be asked for it whenever another might have taken
-        // over.
+        // A process that identifies itself is re-identified whenever another might have replaced
+        // it.
         let shows = before.as_ref().is_some_and(|before| before.engine.process.is_some());
         let since = times != self.away_before.load(Ordering::Relaxed)
             || (shows && returns != self.returns_before.load(Ordering::Relaxed));
         let away = Away { times, since };
-        let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.rounds_seen).await;
-        let asked = match asked {
+        let identified =
+            recognition::identify(&self.replica, &self.settings, before.as_ref(), away, &self.rounds_seen)
+                .await;
+        let identified = match identified {
             Ok(identity) if before.as_ref().is_none_or(|before| before.is_news(&identity)) => {
                 self.shows_one(identity).await
             }
             Ok(identity) if noticed => {
-                ask::one_start(&self.replica, &identity.recognised).await.map(|_| identity)
+                recognition::one_start(&self.replica, &identity.recognised).await.map(|_| identity)
             }
-            asked => asked,
+            identified => identified,
         };
-        match asked {
+        match identified {
             Ok(identity) => {
                 self.away_before.store(times, Ordering::Relaxed);
                 self.returns_before.store(returns, Ordering::Relaxed);
@@ -240,20 +248,21 @@ impl Watched {
                         model = identity.engine_start.model,
                         "backend known"
                     );
-                    self.say_defaults(&identity);
+                    self.log_defaults(&identity);
                     self.replica.set_dialect(identity.engine.dialect.name(), true);
-                    self.rounds_seen.looked_at();
+                    self.rounds_seen.reset_uncached();
                     self.replica.forget_load();
                     if let Some(before) = before.filter(|before| before.is_other(&identity)) {
                         before.replaced.store(true, Ordering::Relaxed);
                         self.replica.first_calls().forget();
                     }
-                    let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
+                    let reidentify = Arc::clone(&self.reidentify);
+                    let identity = Identity { reidentify, ..(*identity).clone() };
                     self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(identity))));
                 } else {
-                    self.confirm_again(&identity).await;
+                    self.reconfirm(&identity).await;
                 }
-                *self.said.lock() = None;
+                *self.logged.lock() = None;
                 Settled::Known
             }
             Err(unknown) => self.unknown(unknown, before.is_some()),
@@ -276,19 +285,18 @@ impl Watched {
         }
     }
 
-    /// The last change of the model at its address.
     pub(super) fn model_change(&self) -> Option<ModelChange> {
         self.model.lock().1.clone()
     }
 
     /// Logs the confirmation of the server's defaults, and schedules another of those in doubt.
-    fn say_defaults(&self, identity: &Identity) {
+    fn log_defaults(&self, identity: &Identity) {
         let Some(confirmation) = &identity.engine.confirmation else { return };
-        let mut again = self.confirms.lock();
-        *again = match *again {
+        let mut next = self.confirms.lock();
+        *next = match *next {
             _ if confirmation.unconfirmed.is_empty() => None,
-            None => Some((Instant::now(), ONE_AGAIN)),
-            Some((_, pause)) => Some((Instant::now(), (pause * 2).min(AGAIN.1))),
+            None => Some((Instant::now(), ONE_RETRY)),
+            Some((_, pause)) => Some((Instant::now(), (pause * 2).min(REPROBE.1))),
         };
         let replica = self.replica.label();
         if let Some(problem) = confirmation.problem() {
@@ -298,18 +306,20 @@ impl Watched {
         }
     }
 
-    /// Tests the defaults again that could not be decided, after a growing pause.
-    async fn confirm_again(&self, identity: &Arc<Identity>) {
+    /// Repeats the test of defaults that could not be decided, after a growing pause.
+    async fn reconfirm(&self, identity: &Arc<Identity>) {
         let due = self.confirms.lock().is_some_and(|(at, pause)| at.elapsed() >= pause);
         if !due {
             return;
         }
-        let Ok(confirmed) = ask::confirmed_again(&self.replica, &self.asking, identity).await else { return };
+        let Ok(confirmed) = recognition::reconfirmed(&self.replica, &self.settings, identity).await else {
+            return;
+        };
         // A probe may have stored more meanwhile.
         let Some(now) = self.identity().filter(|now| now.engine_start == confirmed.engine_start) else {
             return;
         };
-        self.say_defaults(&confirmed);
+        self.log_defaults(&confirmed);
         let confirmed = Identity { probe: now.probe.clone(), ..(*confirmed).clone() };
         self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(confirmed))));
     }
@@ -332,7 +342,7 @@ impl Watched {
             }
             Unknown::Foreign(reason, why) => {
                 if self.is_news(&why) {
-                    // A wrong tokenizer is a mistake in the settings, and stays until it is mended.
+                    // A wrong tokenizer is a mistake in the settings, and stays until it is fixed.
                     if reason == PassthroughReason::Tokenizer {
                         tracing::warn!(replica, why, "requests to the backend are passed through");
                     } else {
@@ -390,10 +400,9 @@ impl Watched {
         }
     }
 
-    /// True if the operator has configured it as a server to which requests are only passed
-    /// through.
+    /// True if the operator has configured it as a server to which requests are only passed through.
     fn is_passthrough_by_name(&self) -> bool {
-        self.asking.dialect.is_some_and(|dialect| PASSTHROUGH.contains(&dialect))
+        self.settings.dialect.is_some_and(|dialect| PASSTHROUGH.contains(&dialect))
     }
 
     /// Logs that it did not answer, unless it is down, which is logged elsewhere.
@@ -409,17 +418,17 @@ impl Watched {
 
     /// True if `why` differs from the last logged reason; stores it.
     fn is_news(&self, why: &str) -> bool {
-        let mut said = self.said.lock();
-        let news = said.as_deref() != Some(why);
+        let mut logged = self.logged.lock();
+        let news = logged.as_deref() != Some(why);
         if news {
-            *said = Some(why.to_owned());
+            *logged = Some(why.to_owned());
         }
         news
     }
 
     fn passthrough(&self, reason: PassthroughReason, why: String, dialect: &str) {
-        // Without a verification method the gateway passes it through; for other reasons the
-        // session runner does, and names them.
+        // Without a verification method the gateway passes it through; for other reasons the session runner
+        // does, and names them.
         self.replica.set_dialect(dialect, reason != PassthroughReason::NoVerifyMethod);
         self.knowledge.store(Arc::new(ServerKnowledge::Passthrough(reason, why)));
     }
@@ -429,7 +438,7 @@ impl Watched {
         if matches!(&**self.knowledge.load(), ServerKnowledge::Passthrough(PassthroughReason::Billed, _)) {
             return Settled::Foreign;
         }
-        let models = match ask::models(&self.replica).await {
+        let models = match recognition::models(&self.replica).await {
             Ok(models) => models.len().to_string(),
             Err(Unknown::Locked(status)) => status.to_string(),
             Err(unknown) => return self.unknown(unknown, false),
@@ -442,20 +451,25 @@ impl Watched {
     /// Checks that a single engine answers: by its prefix cache where no start time shows it.
     async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
         let known = {
-            let last = self.one.lock();
-            let fresh = |last: &&One| {
-                last.engine_start == identity.engine_start && (last.shown || last.at.elapsed() < ONE_AGAIN)
-            };
-            last.as_ref().filter(fresh).map(|last| last.shown)
+            let last = self.single.lock();
+            match &*last {
+                Some(last)
+                    if last.engine_start == identity.engine_start
+                        && (last.shown || last.at.elapsed() < ONE_RETRY) =>
+                {
+                    Some(last.shown)
+                }
+                _ => None,
+            }
         };
         let one = match known {
             Some(one) => one,
             None if shows_one(&identity.engine) => return Ok(identity),
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
-                let limits = &self.asking.limits;
+                let limits = &self.settings.limits;
                 let shown = probe::is_one(&self.replica, engine, tokenizer, limits, fresh_seed()).await;
-                if let Some((method, why)) = probe::not_asked(&shown) {
+                if let Some((method, why)) = probe::failed_method(&shown) {
                     return Err(Unknown::Foreign(
                         PassthroughReason::NoVerifyMethod,
                         format!("{}: {why}", method.name()),
@@ -466,8 +480,11 @@ impl Watched {
                 }
                 let (one, calls) = (!shown.several_engines, shown.calls);
                 tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
-                *self.one.lock() =
-                    Some(One { engine_start: identity.engine_start.clone(), at: Instant::now(), shown: one });
+                *self.single.lock() = Some(SingleCheck {
+                    engine_start: identity.engine_start.clone(),
+                    at: Instant::now(),
+                    shown: one,
+                });
                 one
             }
         };
@@ -479,8 +496,8 @@ impl Watched {
     }
 
     /// Reads the load repeatedly, one request at a time.
-    pub(super) async fn keep_reading(self: Arc<Self>) {
-        let every = self.asking.every;
+    pub(super) async fn load_loop(self: Arc<Self>) {
+        let every = self.settings.every;
         loop {
             tokio::time::sleep(every.mul_f64(0.9 + 0.2 * self.random.fraction())).await;
             let (dialect, page) = match (self.identity(), *self.load_page.lock()) {
@@ -488,34 +505,34 @@ impl Watched {
                 (None, Some((dialect, page))) => (dialect, Some(page)),
                 (None, None) => continue,
             };
-            if let Some(page) = self.asking.load.as_deref().or(page) {
+            if let Some(page) = self.settings.load.as_deref().or(page) {
                 self.rounds_seen.take(&self.replica, dialect, page).await;
             }
         }
     }
 
-    /// Probes every engine start once, as soon as it is idle, and again on request or when due.
-    pub(super) async fn keep_probing(self: Arc<Self>) {
-        let mut last = Last::default();
+    /// Probes every engine_start once, as soon as it is idle, and repeats that on request or when due.
+    pub(super) async fn probe_loop(self: Arc<Self>) {
+        let mut last = LastProbe::default();
         loop {
-            let asked = tokio::select! {
+            let requested = tokio::select! {
                 () = self.wanted.notified() => true,
                 () = tokio::time::sleep(LOOK) => false,
             };
             let Some(identity) = self.identity() else { continue };
-            let doubted = identity.may_be_many() && last.is_older(ONE_AGAIN);
-            if doubted && !self.asking.ready {
-                self.rounds_seen.looked_at();
+            let doubted = identity.may_be_many() && last.is_older(ONE_RETRY);
+            if doubted && !self.settings.ready {
+                self.rounds_seen.reset_uncached();
             }
-            let by_itself = self.asking.ready && (doubted || last.is_due(&identity.engine_start));
-            if identity.recognised.engine.methods.is_empty() || !(asked || by_itself) {
+            let by_itself = self.settings.ready && (doubted || last.is_due(&identity.engine_start));
+            if identity.recognised.engine.methods.is_empty() || !(requested || by_itself) {
                 continue;
             }
-            if !asked {
+            if !requested {
                 tokio::time::sleep(JITTER.mul_f64(self.random.fraction())).await;
             }
             if !self.is_idle().await {
-                if asked {
+                if requested {
                     tokio::time::sleep(LOOK).await;
                     self.wanted.notify_one();
                 }
@@ -525,8 +542,8 @@ impl Watched {
         }
     }
 
-    /// True if nothing runs or waits there, at two checks: by its own figures if it reports any,
-    /// and by our calls.
+    /// True if nothing runs or waits there, at two checks: by its figures if it reports any, and by
+    /// Foretell's calls.
     async fn is_idle(&self) -> bool {
         for look in 0..2 {
             if look > 0 {
@@ -534,7 +551,7 @@ impl Watched {
             }
             // An idle engine reports fresh figures: old ones are those of a busy one.
             let load = self.replica.load().filter(|load| load.at.elapsed() < OUTDATED);
-            let fresh = STALE + self.asking.every;
+            let fresh = STALE + self.settings.every;
             let busy = load.is_some_and(|load| load.at.elapsed() >= fresh || !load.signal().is_idle());
             if busy || self.replica.in_flight() > 0 {
                 return false;
@@ -543,10 +560,10 @@ impl Watched {
         true
     }
 
-    async fn probe(&self, identity: &Arc<Identity>) -> Option<Arc<Report>> {
+    async fn probe(&self, identity: &Arc<Identity>) -> Option<Arc<ProbeReport>> {
         let begun = Instant::now();
         let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
-        let limits = &self.asking.limits;
+        let limits = &self.settings.limits;
         let findings =
             probe::measure(&self.replica, &engine, &identity.tokenizer, limits, fresh_seed()).await;
         let seen = Seen {
@@ -555,7 +572,7 @@ impl Watched {
             busy: false,
             calls: 0,
         };
-        let report = Arc::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()));
+        let report = Arc::new(ProbeReport::new(findings, seen, begun.elapsed().as_secs_f64()));
         let now = self.identity()?;
         if now.engine_start != identity.engine_start {
             return None;
@@ -573,12 +590,15 @@ impl Watched {
             (false, false) => Probed::Pays,
         });
         if report.findings.several_engines {
-            *self.one.lock() =
-                Some(One { engine_start: now.engine_start.clone(), at: Instant::now(), shown: false });
+            *self.single.lock() = Some(SingleCheck {
+                engine_start: now.engine_start.clone(),
+                at: Instant::now(),
+                shown: false,
+            });
             self.passthrough(PassthroughReason::SeveralEngines, probe::MANY.to_owned(), SHOWN_PASSTHROUGH);
             return Some(report);
         }
-        self.rounds_seen.looked_at();
+        self.rounds_seen.reset_uncached();
         let known = Identity {
             engine: Arc::new(report.findings.engine.clone()),
             probe: Some(Arc::clone(&report)),

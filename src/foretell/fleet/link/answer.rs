@@ -1,5 +1,5 @@
-//! The body of a backend's answer: polls its connection, and tells the health of the replica how it
-//! ended.
+//! The body of a backend's answer: polls its connection, and reports its end to the health of the
+//! replica.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -11,9 +11,9 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tracing::Span;
 
+use super::Link;
 use super::pool::Busy;
-use super::{Link, root};
-use crate::fleet::error::SendErrorKind;
+use crate::fleet::error::{SendErrorKind, root};
 use crate::fleet::health::{Failing, Outcome};
 use crate::fleet::silence::Silence;
 
@@ -32,7 +32,7 @@ pub(in crate::fleet) enum Proof {
     Work,
     /// The server is reachable. The request did not need the model, which may have died.
     Life,
-    /// Nothing that counts: the call is one of Foretell's additional calls.
+    /// Nothing that counts: the call is an additional call of Foretell.
     Nothing,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn poll_frame(body: &mut Incoming) -> Poll<AnswerFrame> {
 }
 
 /// The body of a backend's answer. Dropping it before its end abandons the call, which closes its
-/// connection; at its end the connection can be used again.
+/// connection; at its end the connection can be reused.
 pub struct Answer {
     body: Incoming,
     link: Option<Link>,
@@ -88,7 +88,7 @@ impl Answer {
         busy: Busy,
         proof: Proof,
     ) -> Response<Self> {
-        busy.0.health.heard();
+        busy.0.health.byte_received();
         let status = response.status();
         let switched = status == StatusCode::SWITCHING_PROTOCOLS;
         let failed = status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED;
@@ -116,7 +116,7 @@ impl Answer {
         })
     }
 
-    /// After a switch of protocols the connection belongs to the holder of its other half.
+    /// After a switch of protocols the connection belongs to the owner of its other half.
     fn let_go(&mut self) {
         if let Some(driver) = self.link.take().and_then(|link| link.driver) {
             tokio::spawn(driver);
@@ -147,14 +147,14 @@ impl Answer {
     }
 
     fn read(&mut self, frame: &Frame<Bytes>) {
-        self.busy.0.health.heard();
+        self.busy.0.health.byte_received();
         let Some((_, judged)) = &mut self.judged else { return };
         let room = JUDGED.saturating_sub(judged.len());
         judged.extend(frame.data_ref().into_iter().flatten().take(room));
     }
 
-    /// The answer broke off: the backend closed the connection or went silent, unless the request's
-    /// own body broke off.
+    /// The answer broke off: the backend closed the connection or went silent, unless the request
+    /// body broke off.
     fn broke_off(&mut self, error: &BrokenOff) {
         let _within = self.span.clone().entered();
         self.link = None;
@@ -175,14 +175,14 @@ impl Answer {
     }
 
     /// Ends the answer with an error if it has been silent for too long.
-    fn listen(&mut self, cx: &mut Context<'_>, heard: Poll<AnswerFrame>) -> Poll<AnswerFrame> {
-        let Some(silence) = &mut self.silence else { return heard };
-        match heard {
-            Poll::Ready(heard) => {
+    fn limit_silence(&mut self, cx: &mut Context<'_>, polled: Poll<AnswerFrame>) -> Poll<AnswerFrame> {
+        let Some(silence) = &mut self.silence else { return polled };
+        match polled {
+            Poll::Ready(frame) => {
                 silence.broken();
-                Poll::Ready(heard)
+                Poll::Ready(frame)
             }
-            Poll::Pending => silence.lasts(cx).map(|most| Some(Err(BrokenOff::Silent(most)))),
+            Poll::Pending => silence.lasts(cx).map(|limit| Some(Err(BrokenOff::Silent(limit)))),
         }
     }
 
@@ -203,7 +203,7 @@ impl http_body::Body for Answer {
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         self.drive(cx);
         let frame = poll_frame(&mut self.body);
-        let frame = self.listen(cx, frame);
+        let frame = self.limit_silence(cx, frame);
         if let Poll::Ready(Some(Ok(frame))) = &frame {
             self.read(frame);
         }

@@ -14,7 +14,7 @@ use crate::fleet::health::Health;
 /// It also counts that thread's calls: counters with a single writer cost next to nothing.
 pub(in crate::fleet) struct Pool {
     idle: Mutex<Idle>,
-    keep: Duration,
+    max_idle: Duration,
     pub(super) silence: Option<Duration>,
     in_flight: AtomicUsize,
     calls: AtomicU64,
@@ -63,10 +63,10 @@ impl Idle {
         }
     }
 
-    /// The youngest connection, if it has not been idle for longer than `most`.
-    fn take(&mut self, most: Duration) -> Option<Link> {
+    /// The youngest connection, if it has not been idle for longer than `max_idle`.
+    fn take(&mut self, max_idle: Duration) -> Option<Link> {
         loop {
-            let (mut link, since) = self.links.pop_if(|(_, since)| since.elapsed() < most)?;
+            let (mut link, since) = self.links.pop_if(|(_, since)| since.elapsed() < max_idle)?;
             if link.is_free() {
                 return Some(link);
             }
@@ -76,14 +76,13 @@ impl Idle {
 }
 
 impl Pool {
-    /// Connections are kept idle for `keep`; an answer may be silent for `silence`, `None`: no
-    /// limit.
-    pub(in crate::fleet) fn new(keep: Duration, silence: Option<Duration>, health: Arc<Health>) -> Self {
+    /// Closes connections that were idle for `max_idle`; an answer may be silent for `silence`,
+    /// `None`: no limit.
+    pub(in crate::fleet) fn new(max_idle: Duration, silence: Option<Duration>, health: Arc<Health>) -> Self {
         let (in_flight, calls) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Self { idle: Mutex::default(), keep, silence, in_flight, calls, health }
+        Self { idle: Mutex::default(), max_idle, silence, in_flight, calls, health }
     }
 
-    /// Calls under way.
     pub(in crate::fleet) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
@@ -101,10 +100,10 @@ impl Pool {
 
     /// The youngest idle connection that is still alive.
     pub(in crate::fleet) fn take(&self) -> Option<Link> {
-        self.idle.lock().take(self.keep)
+        self.idle.lock().take(self.max_idle)
     }
 
-    /// As [`Self::take`], for a request that is not sent again if the backend closes the connection
+    /// As [`Self::take`], for a request that is not resent if the backend closes the connection
     /// at that moment: one that has been idle for less than half the time that others have
     /// survived.
     pub(in crate::fleet) async fn take_lasting(&self) -> Option<Link> {
@@ -115,8 +114,8 @@ impl Pool {
         tokio::task::yield_now().await;
         let mut idle = self.idle.lock();
         idle.look();
-        let most = idle.survived / 2;
-        idle.take(most)
+        let max_idle = idle.survived / 2;
+        idle.take(max_idle)
     }
 
     pub(super) fn put(self: &Arc<Self>, link: Link) {
@@ -124,7 +123,7 @@ impl Pool {
         idle.links.push((link, Instant::now()));
         if !idle.swept {
             idle.swept = true;
-            tokio::spawn(sweep(Arc::downgrade(self), self.keep));
+            tokio::spawn(sweep(Arc::downgrade(self), self.max_idle));
         }
     }
 
@@ -134,24 +133,24 @@ impl Pool {
         drop(idle);
     }
 
-    /// Closes connections that have been idle for too long; returns false if none is left.
+    /// Closes connections that have been idle for too long; returns false if none remains.
     fn expire(&self) -> bool {
         let mut idle = self.idle.lock();
         idle.look();
-        let old = idle.links.partition_point(|(_, since)| since.elapsed() >= self.keep);
+        let old = idle.links.partition_point(|(_, since)| since.elapsed() >= self.max_idle);
         let closed: Vec<_> = idle.links.drain(..old).collect();
         idle.swept = !idle.links.is_empty();
-        let left = idle.swept;
+        let some_remain = idle.swept;
         drop(idle);
         drop(closed);
-        left
+        some_remain
     }
 }
 
 /// Runs while there are idle connections.
-async fn sweep(pool: Weak<Pool>, keep: Duration) {
+async fn sweep(pool: Weak<Pool>, max_idle: Duration) {
     loop {
-        tokio::time::sleep(keep / 2 + Duration::from_millis(1)).await;
+        tokio::time::sleep(max_idle / 2 + Duration::from_millis(1)).await;
         match pool.upgrade() {
             Some(pool) if pool.expire() => {}
             _ => return,

@@ -27,10 +27,9 @@ pub struct Seen {
 
 /// A probe and its conclusion.
 #[derive(Clone, Debug)]
-pub struct Report {
-    /// The measurements and findings.
+pub struct ProbeReport {
     pub findings: Findings,
-    /// The conclusion: whether a verification method pays, and the policy to use.
+    /// The conclusion: if a verification method pays, and the policy to use.
     pub judgement: Judgement,
     /// The measured times as a prior for the choice of rounds.
     pub prior: Arc<Prior>,
@@ -40,7 +39,7 @@ pub struct Report {
     pub seconds: f64,
 }
 
-impl Report {
+impl ProbeReport {
     /// Judges the findings.
     pub fn new(findings: Findings, seen: Seen, seconds: f64) -> Self {
         let judgement = judge(&findings.measured, &findings.engine.methods);

@@ -1,4 +1,4 @@
-//! Calls to a replica: for a client's request, or for Foretell's own purposes.
+//! Calls to a replica: for a client's request, or internal ones.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::http::body::{Body, BoxError, full};
 use crate::http::workers::lane;
 
 /// Pause between attempts to connect while no file descriptor is free.
-const DESCRIPTORS_AGAIN: Duration = Duration::from_millis(20);
+const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(20);
 
 /// The party on whose behalf a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    /// A client's: it never carries a key of Foretell's own calls.
+enum OnBehalfOf {
+    /// A client: the call never carries the key of internal calls.
     Client,
-    /// A call of Foretell's own.
-    Own,
+    /// Foretell: an internal call.
+    Foretell,
 }
 
 /// A request that got no answer.
@@ -37,7 +37,7 @@ pub(in crate::fleet) struct Unanswered {
 }
 
 impl Replica {
-    /// Sends `request`, whose target is a path of this server (its own scheme and host are
+    /// Sends `request`, whose target is a path of this server (scheme and host of the target are
     /// ignored), and returns once the answer's head is received. Dropping the future or the answer
     /// abandons the call. A pooled connection that turns out dead before a byte was written is
     /// replaced by a fresh one.
@@ -54,7 +54,7 @@ impl Replica {
         request: Request<Body>,
     ) -> Result<Response<Answer>, Unanswered> {
         let proof = if is_work(&request) { Proof::Work } else { Proof::Life };
-        let sent = self.exchange(request, proof, Whose::Client).await;
+        let sent = self.exchange(request, proof, OnBehalfOf::Client).await;
         if let Err(unanswered) = &sent {
             let kind = unanswered.kind();
             self.health.ended(match kind {
@@ -67,31 +67,31 @@ impl Replica {
 
     /// As [`Self::send`], for an additional call by Foretell on behalf of a client's request, with
     /// that client's key. Its result does not count in the replica's health, which depends on
-    /// clients' own requests.
+    /// clients' requests alone.
     ///
     /// # Errors
     /// As [`Self::send`].
-    pub async fn ask(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        let sent = self.exchange(request, Proof::Nothing, Whose::Client).await;
+    pub async fn send_additional(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
+        let sent = self.exchange(request, Proof::Nothing, OnBehalfOf::Client).await;
         sent.map_err(|unanswered| unanswered.error)
     }
 
-    /// As [`Self::ask`], for one of Foretell's own calls, on behalf of no client: it carries
-    /// Foretell's own key.
+    /// As [`Self::send_additional`], for an internal call, on behalf of no client: it carries the
+    /// key of internal calls.
     ///
     /// # Errors
     /// As [`Self::send`].
-    pub async fn own(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        let sent = self.exchange(request, Proof::Nothing, Whose::Own).await;
+    pub async fn send_internal(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
+        let sent = self.exchange(request, Proof::Nothing, OnBehalfOf::Foretell).await;
         sent.map_err(|unanswered| unanswered.error)
     }
 
-    /// As [`Self::own`], but records whether the replica can be reached.
+    /// As [`Self::send_internal`], but records whether the replica can be reached.
     ///
     /// # Errors
     /// As [`Self::send`].
     pub async fn inquire(&self, request: Request<Body>) -> Result<Response<Answer>, SendError> {
-        let sent = self.exchange(request, Proof::Nothing, Whose::Own).await;
+        let sent = self.exchange(request, Proof::Nothing, OnBehalfOf::Foretell).await;
         match &sent {
             Ok(response) if !response.status().is_server_error() => self.health.reached(),
             Ok(_) => {}
@@ -107,12 +107,12 @@ impl Replica {
         &self,
         mut request: Request<Body>,
         proof: Proof,
-        whose: Whose,
+        caller: OnBehalfOf,
     ) -> Result<Response<Answer>, Unanswered> {
-        let asked = request.uri().clone();
-        *request.uri_mut() = self.target(&asked).map_err(Unanswered::lost)?;
+        let target = request.uri().clone();
+        *request.uri_mut() = self.target(&target).map_err(Unanswered::lost)?;
         *request.version_mut() = Version::HTTP_11;
-        self.sign(&mut request, whose);
+        self.sign(&mut request, caller);
         let answer = self.call(request, proof);
         let answer = match self.settings.first_byte {
             None => answer.await,
@@ -123,16 +123,16 @@ impl Replica {
         };
         answer.map_err(|mut unanswered| {
             if let Some(unsent) = &mut unanswered.unsent {
-                *unsent.uri_mut() = asked;
+                *unsent.uri_mut() = target;
             }
             unanswered
         })
     }
 
-    /// Sets host, authorization, fields of Foretell's own calls, and the data-parallel rank.
-    fn sign(&self, request: &mut Request<Body>, whose: Whose) {
+    /// Sets host, authorization, fields of internal calls, and the data-parallel rank.
+    fn sign(&self, request: &mut Request<Body>, caller: OnBehalfOf) {
         let fields = request.headers_mut();
-        if !self.settings.keep_client_host || !fields.contains_key(HOST) {
+        if !self.settings.pass_client_host || !fields.contains_key(HOST) {
             fields.insert(HOST, self.host.clone());
         }
         match &self.settings.auth {
@@ -140,11 +140,11 @@ impl Replica {
             Auth::Strip => drop(fields.remove(AUTHORIZATION)),
             Auth::Replace(key) => drop(fields.insert(AUTHORIZATION, key.value())),
         }
-        if whose == Whose::Own {
-            if let Some(key) = &self.settings.own_key {
+        if caller == OnBehalfOf::Foretell {
+            if let Some(key) = &self.settings.internal_key {
                 fields.insert(AUTHORIZATION, key.value());
             }
-            fields.extend(self.settings.own_fields.clone());
+            fields.extend(self.settings.internal_fields.clone());
         }
         if let Some(rank) = &self.rank {
             fields.insert(RANK, rank.clone());
@@ -173,9 +173,9 @@ impl Replica {
                     }
                 },
             };
-            let asks = tied.as_ref().filter(|tied| !link.is_tied_to(&tied.to));
-            let answered = reused || asks.is_some();
-            if let Some(Tied { to, patient }) = asks {
+            let unverified = tied.as_ref().filter(|tied| !link.is_tied_to(&tied.to));
+            let answered = reused || unverified.is_some();
+            if let Some(Tied { to, patient }) = unverified {
                 let within = (reused || !patient).then_some(self.settings.connect_timeout);
                 link = match Box::pin(self.tied(link, to, within)).await {
                     Ok(link) => link,
@@ -225,13 +225,13 @@ impl Replica {
         let untied = |detail: String| SendError::Untied { backend: self.settings.name.clone(), detail };
         let mut question = Request::new(full(""));
         *question.uri_mut() = self.target(tie.page())?;
-        self.sign(&mut question, Whose::Own);
-        let told = match within {
-            Some(within) => tokio::time::timeout(within, link.ask(question)).await,
-            None => Ok(link.ask(question).await),
+        self.sign(&mut question, OnBehalfOf::Foretell);
+        let page = match within {
+            Some(within) => tokio::time::timeout(within, link.page(question)).await,
+            None => Ok(link.page(question).await),
         };
-        let body = told.map_err(|_| untied("no answer in time".to_owned()))?.map_err(untied)?;
-        self.health.heard();
+        let body = page.map_err(|_| untied("no answer in time".to_owned()))?.map_err(untied)?;
+        self.health.byte_received();
         if !tie.names(body) {
             return Err(SendError::Changed { backend: self.settings.name.clone() });
         }
@@ -259,7 +259,7 @@ impl Replica {
         Link::new(stream).await.map_err(|error| SendError::of_call(name, &error, false))
     }
 
-    /// Connects. If the process has no file descriptor left, closes the idle connections and
+    /// Connects. If the process has no free file descriptor, closes the idle connections and
     /// retries until one is free.
     async fn reach(&self, without_descriptor: &mut bool) -> Result<Stream, BoxError> {
         loop {
@@ -267,15 +267,15 @@ impl Replica {
                 Err(error) if is_out_of_descriptors(&*error) => {
                     *without_descriptor = true;
                     self.pools.iter().for_each(|pool| pool.clear());
-                    tokio::time::sleep(DESCRIPTORS_AGAIN).await;
+                    tokio::time::sleep(DESCRIPTOR_PAUSE).await;
                 }
                 reached => return reached,
             }
         }
     }
 
-    pub(super) fn target(&self, asked: &Uri) -> Result<Uri, SendError> {
-        let path = asked.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    pub(super) fn target(&self, uri: &Uri) -> Result<Uri, SendError> {
+        let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         Ok(Uri::from(match self.prefix.as_str() {
             "" => path,
             prefix => format!("{prefix}{path}").parse().map_err(|error| self.unsendable(error))?,

@@ -18,11 +18,11 @@ pub enum Auth {
     Pass,
     /// No `Authorization`.
     Strip,
-    /// Foretell's own instead of the client's.
+    /// This key instead of the client's.
     Replace(Arc<KeyFile>),
 }
 
-/// How to reach a backend at one address. Settings with the same name are replicas of one backend.
+/// Settings of a backend at one address. Settings with the same name are replicas of one backend.
 #[derive(Clone, Debug)]
 pub struct ReplicaSettings {
     /// The name in policies, logs and errors.
@@ -43,27 +43,27 @@ pub struct ReplicaSettings {
     pub models: Vec<ModelName>,
     /// True if it takes requests for models that no backend lists.
     pub default: bool,
-    /// True if the client's `Host` is passed on; otherwise (`host: backend`) the backend's own
+    /// True if the client's `Host` is passed on; otherwise (`host: backend`) the backend's
     /// authority is sent.
-    pub keep_client_host: bool,
+    pub pass_client_host: bool,
     /// The `Authorization` that it receives.
     pub auth: Auth,
-    /// The key of Foretell's own calls: recognition, health, load, probe. No call on behalf of a
-    /// client carries it.
-    pub own_key: Option<Arc<KeyFile>>,
-    /// Header fields of Foretell's own calls.
-    pub own_fields: HeaderMap,
+    /// The key of Foretell's internal calls: recognition, health, load, probe. No call on behalf of
+    /// a client carries it.
+    pub internal_key: Option<Arc<KeyFile>>,
+    /// Header fields of Foretell's internal calls.
+    pub internal_fields: HeaderMap,
     /// TLS configuration for https addresses; `None`: the usual public authorities.
     pub tls: Option<Arc<ClientConfig>>,
     /// Interval of resolving the host, whose addresses are then replicas; `None`: the host is one
     /// replica.
     pub discover: Option<Duration>,
-    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica.
-    /// 0: no ranks.
+    /// Data-parallel ranks at each address; each has a separate KV cache, so each is a replica. 0:
+    /// no ranks.
     pub ranks: u32,
     /// Maximum time to connect.
     pub connect_timeout: Duration,
-    /// Time that an idle connection is kept; shorter than the keep-alive of common servers (5 s).
+    /// Maximum time that a connection is idle; shorter than the keep-alive of common servers (5 s).
     pub pool_idle: Duration,
     /// Maximum wait for an answer's first byte; `None` (the default): unlimited, as prompts can be
     /// long.
@@ -87,10 +87,10 @@ impl ReplicaSettings {
             translates: Vec::new(),
             models: Vec::new(),
             default: false,
-            keep_client_host: false,
+            pass_client_host: false,
             auth: Auth::Pass,
-            own_key: None,
-            own_fields: HeaderMap::new(),
+            internal_key: None,
+            internal_fields: HeaderMap::new(),
             tls: None,
             discover: None,
             ranks: 0,

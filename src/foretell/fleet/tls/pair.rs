@@ -12,12 +12,12 @@ use rustls::sign::CertifiedKey;
 use super::{TlsError, certificates, private_key, provider, unusable};
 use crate::fleet::reread::Reread;
 
-/// The pair that the files held about a second before a handshake.
+/// The pair in the files about a second before a handshake.
 #[derive(Debug)]
 pub(super) struct Pair(Reread<CertifiedKey>);
 
 impl Pair {
-    /// Reads both files, and again when one of them changes.
+    /// Reads both files, now and whenever one of them changes.
     ///
     /// # Errors
     /// One of them cannot be read, or the key is another certificate's.

@@ -61,32 +61,32 @@ impl VocabularyBridge {
 
     /// The context in the form in which the drafter gets it; `None` if the two vocabularies cannot
     /// be translated.
-    pub async fn tell(&self, token_context: TokenContext) -> Option<BridgedContext> {
+    pub async fn bridged(&self, token_context: TokenContext) -> Option<BridgedContext> {
         let Self::Other(session_translator) = self else { return Some(BridgedContext::Same(token_context)) };
-        // A cancelled request may still hold the translator, and this thread must not wait for it.
+        // A cancelled request may still lock the translator, and this thread must not wait for it.
         if let Some(mut session_translator) = session_translator.try_lock()
             && session_translator.is_quick(&token_context)
         {
-            return session_translator.tell(token_context);
+            return session_translator.bridged(token_context);
         }
         let session_translator = Arc::clone(session_translator);
-        tokio::task::spawn_blocking(move || session_translator.lock().tell(token_context)).await.ok()?
+        tokio::task::spawn_blocking(move || session_translator.lock().bridged(token_context)).await.ok()?
     }
 
-    /// True if the drafter may draw with the target's own noise.
+    /// True if the drafter may sample with the target's noise.
     pub fn shares_noise(&self) -> bool {
         matches!(self, Self::Same)
     }
 
-    /// The drafter's own choice at each output position from `from` on; `None` where it would have
-    /// written other text. Empty if another request holds the translator.
+    /// The drafter's choice at each output position from `from` on; `None` where it would have
+    /// written other text. Empty if another request has locked the translator.
     pub async fn shadow(
         &self,
         drafter_slot: &DrafterSlot,
-        told: BridgedContext,
+        bridged: BridgedContext,
         from: usize,
     ) -> Result<Vec<Option<TokenId>>, DraftFault> {
-        match (told, self) {
+        match (bridged, self) {
             (BridgedContext::Same(token_context), _) => {
                 Ok(drafter_slot.shadow(token_context, from).await?.into_iter().map(Some).collect())
             }
@@ -104,8 +104,8 @@ impl VocabularyBridge {
 }
 
 impl BridgedContext {
-    /// Noise of a slot with this context: the target's noise, and what names tokens of the target,
-    /// only if it answers in the target's tokens.
+    /// Noise of a slot with this context. Seed and logit bias, which refer to tokens of the target,
+    /// are dropped if the drafter answers in tokens of another vocabulary.
     pub fn noise(&self, noise: Noise) -> Noise {
         match self {
             Self::Same(_) => noise,
@@ -123,7 +123,7 @@ impl SessionTranslator {
         self.translator.is_some() && token_context.len().saturating_sub(self.token_context.len()) <= FEW
     }
 
-    fn tell(&mut self, token_context: TokenContext) -> Option<BridgedContext> {
+    fn bridged(&mut self, token_context: TokenContext) -> Option<BridgedContext> {
         let pair = self.translation.pair()?;
         let translator = self.translator.get_or_insert_with(|| Translator::new(Arc::clone(pair)));
         translator.follow(&token_context);
@@ -160,16 +160,16 @@ impl SessionTranslator {
 /// A draft in the target's tokens.
 pub(super) async fn draft(
     drafter_slot: &DrafterSlot,
-    told: BridgedContext,
+    bridged: BridgedContext,
     order: Order,
 ) -> Result<Tree, DraftFault> {
     let Order { gamma, .. } = order;
-    let chain = match told {
+    let chain = match bridged {
         BridgedContext::Same(token_context) => drafter_slot.order(token_context, order).await?,
         BridgedContext::Text { token_context, anchor, ratio } => {
-            // One more than needed on average, since the last one may have to be withheld.
-            let own = (gamma as f64 * ratio).ceil() as usize + 1;
-            let chosen = drafter_slot.order(token_context, Order { gamma: own, ..order }).await?;
+            // One more than needed on average, since the last one may be incomplete.
+            let tokens = (gamma as f64 * ratio).ceil() as usize + 1;
+            let chosen = drafter_slot.order(token_context, Order { gamma: tokens, ..order }).await?;
             translated(&anchor, &chosen, gamma)
         }
     };
@@ -217,10 +217,10 @@ mod tests {
             Sampling { logit_bias: vec![(5, -100.0)], presence_penalty: 0.5, ..Sampling::default() };
         let noise = Noise { seed: Some(1), choice: 2, sampling };
         let text = BridgedContext::Text { token_context: token_context.clone(), anchor, ratio: 1.0 };
-        let told = text.noise(noise.clone());
-        assert_eq!((told.seed, told.choice, told.sampling.presence_penalty), (None, 2, 0.5));
-        assert!(told.sampling.logit_bias.is_empty());
-        let told = BridgedContext::Same(token_context).noise(noise);
-        assert_eq!((told.seed, told.sampling.logit_bias), (Some(1), vec![(5, -100.0)]));
+        let bridged = text.noise(noise.clone());
+        assert_eq!((bridged.seed, bridged.choice, bridged.sampling.presence_penalty), (None, 2, 0.5));
+        assert!(bridged.sampling.logit_bias.is_empty());
+        let bridged = BridgedContext::Same(token_context).noise(noise);
+        assert_eq!((bridged.seed, bridged.sampling.logit_bias), (Some(1), vec![(5, -100.0)]));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
+use super::state::prompt_tokens;
 use super::{SessionLoop, WORLD};
 use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
@@ -17,17 +18,17 @@ use foretell_engines::openai::event::choices;
 
 /// Maximum wait for the events that follow the end of an output.
 const LAST: Duration = Duration::from_secs(1);
-/// Maximum wait for a sign that the end of a JSON answer's output is one.
+/// Maximum wait for the confirmation that the output of a JSON answer has ended.
 const UNCONFIRMED: Duration = Duration::from_secs(30);
 
 /// The continuation behind the end that a first call has reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rest {
-    /// Nothing of the output.
+    /// No more output.
     Read,
-    /// Nothing so far, and the stream is still open.
+    /// No more output so far; the stream is still open.
     Open,
-    /// More of the output.
+    /// More output.
     GoesOn,
 }
 
@@ -45,14 +46,14 @@ impl SessionLoop {
             }
             PlainEvent::Chunk(event, chunk) => {
                 if !event.is_null() && !self.calls.join_origin(&event) {
-                    if !self.first {
+                    if !self.first_answer.is_current {
                         self.changed();
                         return self.session.handle(id, Event::Fault(Fault::Changed), now);
                     }
                     self.session.handle(id, Event::Doubt, now);
                 }
-                if self.first && many_choices(&event) {
-                    self.unreadable("it holds several choices where one was asked for");
+                if self.first_answer.is_current && many_choices(&event) {
+                    self.first_answer.set_unreadable("it holds several choices where one was asked for");
                     return self.verbatim(id).await;
                 }
                 self.chunk(id, event, chunk).await;
@@ -61,13 +62,13 @@ impl SessionLoop {
             PlainEvent::Unreadable(cause) => self.cannot_read(id, cause).await,
             PlainEvent::Broken(fault, cause) => {
                 let events = self.passing();
-                self.sink.keep_error(events);
+                self.sink.store_error(events);
                 match fault {
-                    Fault::Silence => self.broken = Failure::WentSilent,
-                    Fault::Changed => self.broken = Failure::Changed,
+                    Fault::Silence => self.failure.failure = Failure::WentSilent,
+                    Fault::Changed => self.failure.failure = Failure::Changed,
                     _ => {}
                 }
-                self.cause(cause);
+                self.failure.add_cause(cause);
                 self.session.handle(id, Event::Fault(fault), now);
             }
         }
@@ -78,12 +79,12 @@ impl SessionLoop {
         let now = self.clock.now();
         self.slot.record.received();
         if !choices(&event).is_empty() {
-            self.begin();
+            self.first_answer.begin(self.sink.is_buffered());
         }
         if chunk.finish.is_some() {
             choices(&event).iter().take(1).for_each(|choice| self.answer_traits.note_end(choice));
         }
-        if self.first {
+        if self.first_answer.is_current {
             match self.passed_on(&event, &chunk).await {
                 Ok(Rest::Read) => {}
                 Ok(Rest::Open) => return self.verbatim(id).await,
@@ -101,7 +102,7 @@ impl SessionLoop {
         if !chunk.tokens.is_empty() || !parsed.is_empty() {
             // No stop text ends an output that is parsed.
             let by_token = matches!(chunk.finish.as_deref(), Some("stop" | "tool_calls"));
-            let tail = match (&ended, chunk.ends || (self.parses && by_token)) {
+            let tail = match (&ended, chunk.ends || (self.parsing.parses && by_token)) {
                 (None, _) => Tail::Open,
                 (Some(_), true) => Tail::Stop,
                 (Some(_), false) => Tail::Last,
@@ -114,43 +115,35 @@ impl SessionLoop {
         self.end_if(id, ended);
     }
 
-    /// The answer has begun: a stream's request cannot be sent again.
-    fn begin(&mut self) {
-        self.begun = true;
-        self.unsent.take_if(|_| !self.sink.is_whole());
-        if let Some(call) = &mut self.first_call {
-            call.read();
-        }
-    }
-
     /// The stream has ended, and its output has not.
     async fn ended_early(&mut self, id: ActionId) {
         let cause = "the stream ended without an end of the answer";
         let exact = self.session.may_continue();
-        if self.first && !(exact && self.session.is_complete()) {
-            self.unreadable(cause);
+        let is_first = self.first_answer.is_current;
+        if is_first && !(exact && self.session.is_complete()) {
+            self.first_answer.set_unreadable(cause);
         }
-        if self.first && !exact && !self.sink.is_whole() {
+        if is_first && !exact && !self.sink.is_buffered() {
             return self.verbatim(id).await;
         }
-        self.cause(cause.to_owned());
+        self.failure.add_cause(cause.to_owned());
         self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
     }
 
-    /// The first call cannot be read on from here. A stream that goes on all the same reaches the
-    /// client as it comes; else the text goes on from its tokens, where that is exact. A JSON
-    /// answer for which neither is possible is asked for once more.
+    /// The first call cannot be read on from here. A stream that continues is passed on as it
+    /// comes; otherwise the text is continued from its tokens, where that is exact. The request of
+    /// a JSON answer for which neither is possible is resent.
     async fn cannot_read(&mut self, id: ActionId, cause: String) {
-        self.unreadable(&cause);
+        self.first_answer.set_unreadable(&cause);
         let events = self.passing();
-        if !self.sink.is_whole() && self.is_followed().await {
+        if !self.sink.is_buffered() && self.is_followed().await {
             return match self.sink.pass(events).await {
                 Ok(()) => self.verbatim(id).await,
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             };
         }
-        self.sink.keep_error(events);
-        self.cause(cause);
+        self.sink.store_error(events);
+        self.failure.add_cause(cause);
         self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
     }
 
@@ -164,55 +157,56 @@ impl SessionLoop {
     /// Text follows the end that the first call has reported.
     async fn goes_on(&mut self, id: ActionId) {
         let cause = "text follows its finish reason";
-        self.unreadable(cause);
-        self.cause(cause.to_owned());
-        if self.sink.is_whole() {
+        self.first_answer.set_unreadable(cause);
+        self.failure.add_cause(cause.to_owned());
+        if self.sink.is_buffered() {
             return self.session.handle(id, Event::ClientGone, self.clock.now());
         }
         self.verbatim(id).await;
     }
 
-    /// Notes the marks in an event of a chat that no parser here reads, and if they are text in it.
+    /// Records the marks in an event of a chat that no parser here reads, and whether its text
+    /// contains them.
     fn note_marks(&self, chunk: &Chunk) {
-        let Some(tokenizer) = self.marks.as_ref().filter(|_| self.first) else { return };
+        let Some(tokenizer) = &self.parsing.marks else { return };
+        if !self.first_answer.is_current {
+            return;
+        }
         let is_mark = |token: &&TokenId| tokenizer.added().binary_search(token).is_ok();
         for &mark in chunk.tokens.iter().filter(is_mark) {
-            let text = tokenizer.token(mark).filter(|_| chunk.more.is_empty());
-            self.answer_traits.note_mark(mark, text.is_some_and(|text| chunk.text.contains(&text)));
+            let is_text = |text: String| chunk.text.contains(&text);
+            let shown = chunk.more.is_empty() && tokenizer.token(mark).is_some_and(is_text);
+            self.answer_traits.note_mark(mark, shown);
         }
     }
 
-    /// The parts of the output that an event holds. One that is not understood, or not expected, is
-    /// doubt.
+    /// The parts of the output in an event. Parts that are not understood, or not expected, are
+    /// reported as doubt.
     fn parsed(&mut self, id: ActionId, chunk: &mut Chunk) -> Parsed {
         if !chunk.more.is_empty() {
-            match chunk.parsed().filter(|_| self.parses) {
-                Some(parsed) => return parsed,
-                None => self.session.handle(id, Event::Doubt, self.clock.now()),
+            if self.parsing.parses
+                && let Some(parsed) = chunk.parsed()
+            {
+                return parsed;
             }
+            self.session.handle(id, Event::Doubt, self.clock.now());
         }
         Parsed::content(std::mem::take(&mut chunk.text))
     }
 
     /// An answer has come from another engine than the one that began: nothing of it is used.
     pub(super) fn changed(&mut self) {
-        self.broken = Failure::Changed;
-        self.cause(Failure::Changed.to_string());
+        self.failure.failure = Failure::Changed;
+        self.failure.add_cause(Failure::Changed.to_string());
         self.calls.changed();
     }
 
-    /// Keeps the first and the last cause of broken plain calls.
-    fn cause(&mut self, cause: String) {
-        self.causes.truncate(1);
-        self.causes.push(cause);
-    }
-
-    /// From here on the first call is passed on unchanged, to its own end, whatever that is.
+    /// From here on the first call is passed on unchanged, to its end, even if it breaks off.
     async fn verbatim(&mut self, id: ActionId) {
         self.session.handle(id, Event::Doubt, self.clock.now());
         self.sink.verbatim();
-        self.begun = true;
-        self.unsent = None;
+        self.first_answer.has_begun = true;
+        self.first_answer.unsent = None;
         let event = match self.pass_rest().await {
             Ok(None) => Event::PlainEnded(Finish::Stop),
             Ok(Some(fault)) => Event::Fault(fault),
@@ -260,7 +254,7 @@ impl SessionLoop {
             self.sink.other(&chunk.more);
             self.sink.read_parts(&chunk.more);
         }
-        if self.sink.is_whole() {
+        if self.sink.is_buffered() {
             return Ok(Rest::Read);
         }
         let mut events = self.passing();
@@ -273,24 +267,24 @@ impl SessionLoop {
         Ok(rest)
     }
 
-    /// Finish reason of the output. The first call is the client's own request: its end is the
+    /// Finish reason of the output. The first call is the client's request: its end is the
     /// answer's, for any reason.
     fn ended(&self, reason: &str) -> Result<Finish, Fault> {
-        finish(reason).or(if self.first { Ok(Finish::Stop) } else { Err(Fault::Plain) })
+        finish(reason).or(if self.first_answer.is_current { Ok(Finish::Stop) } else { Err(Fault::Plain) })
     }
 
-    /// Reads the events that follow the end of the output; `confirmed`: it came with its usage. An
-    /// end that usage confirms is waited for a second at most, for the answer is not to be delayed;
-    /// another is believed once the stream ends.
+    /// Reads the events that follow the end of the output; `confirmed`: it came with its usage.
+    /// After an end that usage confirms, waits at most [`LAST`], so as not to delay the answer;
+    /// another end is believed once the stream ends.
     async fn rest(&mut self, confirmed: bool) -> Rest {
-        let whole = self.sink.is_whole();
+        let buffered = self.sink.is_buffered();
         let (Some(plain_stream), sink) = (&mut self.plain_stream, &mut self.sink) else { return Rest::Read };
         let (begun, mut usage) = (Instant::now(), None);
         let rest = loop {
             let confirmed = confirmed || usage.is_some();
-            let most = if whole && !confirmed { UNCONFIRMED } else { LAST };
-            let Ok(next) = timeout_at(begun + most, plain_stream.next_unless_over()).await else {
-                break if confirmed || whole { Rest::Read } else { Rest::Open };
+            let limit = if buffered && !confirmed { UNCONFIRMED } else { LAST };
+            let Ok(next) = timeout_at(begun + limit, plain_stream.next_unless_over()).await else {
+                break if confirmed || buffered { Rest::Read } else { Rest::Open };
             };
             match next {
                 Some(PlainEvent::Chunk(event, chunk)) => {
@@ -306,15 +300,16 @@ impl SessionLoop {
             }
         };
         if usage.is_some() {
-            (self.usage, self.usage_whole) = (usage, true);
+            self.usage.value = usage;
+            self.usage.is_complete = true;
         }
         rest
     }
 
-    /// Reads what only the first call reports: ids of the prompt, usage, and whether ids can be
-    /// trusted.
+    /// Reads the members that only the first call reports: ids of the prompt, usage, and whether
+    /// ids can be trusted.
     fn first_only(&mut self, id: ActionId, chunk: &Chunk) {
-        if !self.first {
+        if !self.first_answer.is_current {
             return;
         }
         let now = self.clock.now();
@@ -323,19 +318,19 @@ impl SessionLoop {
         }
         let known = self.session.prompt().len();
         let by_usage = || chunk.usage.as_ref().and_then(prompt_tokens);
-        let told = chunk.prompt_count.map(u64::from).or_else(by_usage);
-        let other = told.is_some_and(|told| known > 0 && told != known as u64);
+        let reported = chunk.prompt_count.map(u64::from).or_else(by_usage);
+        let other = reported.is_some_and(|reported| known > 0 && reported != known as u64);
         if chunk.doubtful || other {
             self.session.handle(id, Event::Doubt, now);
         }
-        self.counted = chunk.count.or(self.counted);
-        if chunk.usage.is_some() && !self.usage_whole {
-            self.usage.clone_from(&chunk.usage);
-            self.usage_whole = chunk.finish.is_some();
+        self.usage.counted = chunk.count.or(self.usage.counted);
+        if chunk.usage.is_some() && !self.usage.is_complete {
+            self.usage.value.clone_from(&chunk.usage);
+            self.usage.is_complete = chunk.finish.is_some();
             self.count_prompt(id);
         }
-        let tells = self.calls.engine().dialect.quirks().usage.runs;
-        if tells && self.uncounted && !chunk.tokens.is_empty() {
+        let counts_always = self.calls.engine().dialect.quirks().usage.runs;
+        if counts_always && self.usage.prompt_unchecked && !chunk.tokens.is_empty() {
             // A count was requested in every event, and nothing else compares the prompt's ids with
             // what the engine has computed.
             self.session.handle(id, Event::Doubt, now);
@@ -353,15 +348,15 @@ impl SessionLoop {
 
     /// Reads what follows the end of the first call, for a JSON answer.
     async fn read_usage(&mut self, confirmed: bool) -> Rest {
-        if self.first && self.sink.is_whole() { self.rest(confirmed).await } else { Rest::Read }
+        if self.first_answer.is_current && self.sink.is_buffered() {
+            self.rest(confirmed).await
+        } else {
+            Rest::Read
+        }
     }
 }
 
-pub(super) fn prompt_tokens(usage: &Value) -> Option<u64> {
-    usage.get("prompt_tokens")?.as_u64()
-}
-
-/// True if an event holds more choices than the one that was requested.
+/// True if an event has more choices than the one that was requested.
 pub(super) fn many_choices(event: &Value) -> bool {
     let others = |choice: &Value| choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0);
     choices(event).len() > 1 || choices(event).iter().any(others)

@@ -18,7 +18,7 @@ pub struct End {
     pub finish: Option<Finish>,
     /// The stop text or token that ended the output; `None` at the limit.
     pub stopped: Option<Stopped>,
-    /// The backend's own usage if its stream carried it, else one counted here.
+    /// The backend's usage if its stream carried it, else one counted here.
     pub usage: Usage,
     /// The error for the client if the output has no end.
     pub broken: Failure,
@@ -26,7 +26,7 @@ pub struct End {
 
 impl End {
     /// True if the output has an end.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.finish.is_some()
     }
 
@@ -44,32 +44,32 @@ impl End {
     }
 
     /// The usage as the backend alone would report it.
-    pub(super) fn plain_usage(&self, told: &Finished) -> Value {
-        self.usage.to_value(u64::from(told.usage.output_tokens), None)
+    pub(super) fn plain_usage(&self, record: &Finished) -> Value {
+        self.usage.to_value(u64::from(record.usage.output_tokens), None)
     }
 
-    /// The usage that the client sees. `prediction`: the client sent its own predicted output.
-    pub(super) fn usage(&self, told: &Finished, prediction: bool) -> Value {
+    /// The usage that the client sees. `prediction`: the client sent a predicted output.
+    pub(super) fn usage(&self, record: &Finished, prediction: bool) -> Value {
         let speculated_usage = SpeculatedUsage {
-            path: told.path,
-            reason: told.reason.map(Reason::name),
-            policy: told.policy.as_deref(),
-            counts: counts(told),
+            path: record.path,
+            reason: record.reason.map(Reason::name),
+            policy: record.policy.as_deref(),
+            counts: counts(record),
         };
         let mut usage = self.usage.clone();
-        if let Some(counts) = speculated_usage.counts.as_ref().filter(|_| prediction) {
+        if prediction && let Some(counts) = &speculated_usage.counts {
             usage = usage.with_prediction(counts.accepted, counts.drafted.saturating_sub(counts.accepted));
         }
         // An answer that stayed plain has no member that the backend would not have sent.
         let speculated_usage =
             Some(&speculated_usage).filter(|speculated_usage| speculated_usage.path == Path::Speculated);
-        usage.to_value(u64::from(told.usage.output_tokens), speculated_usage)
+        usage.to_value(u64::from(record.usage.output_tokens), speculated_usage)
     }
 }
 
 /// The usage in the form of the backend's last event; `bare`: without members that are null.
 pub(super) fn shown(mut usage: Value, bare: bool) -> Value {
-    if let Some(members) = usage.as_object_mut().filter(|_| bare) {
+    if bare && let Some(members) = usage.as_object_mut() {
         members.retain(|_, value| !value.is_null());
     }
     usage
@@ -79,13 +79,13 @@ pub(super) fn shown(mut usage: Value, bare: bool) -> Value {
 pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
 
 /// The trailers of an answer with this record.
-pub fn trailer_fields(told: &Finished) -> HeaderMap {
+pub fn trailer_fields(record: &Finished) -> HeaderMap {
     let mut fields = HeaderMap::new();
-    fields.insert(headers::PATH, HeaderValue::from_static(told.path.name()));
-    if let Some(reason) = told.reason {
+    fields.insert(headers::PATH, HeaderValue::from_static(record.path.name()));
+    if let Some(reason) = record.reason {
         fields.insert(headers::REASON, HeaderValue::from_static(reason.name()));
     }
-    let Some(counts) = counts(told) else { return fields };
+    let Some(counts) = counts(record) else { return fields };
     fields.insert(HeaderName::from_static("x-foretell-accepted"), counts.accepted.into());
     if let Ok(drift) = HeaderValue::from_str(&counts.drift.charged.to_string()) {
         fields.insert(HeaderName::from_static("x-foretell-drift"), drift);
@@ -95,12 +95,12 @@ pub fn trailer_fields(told: &Finished) -> HeaderMap {
 
 /// Counts of the rounds; `None` if drafts may come from other clients' texts, which the counts
 /// would reveal.
-fn counts(told: &Finished) -> Option<Counts> {
-    (!told.reads_others).then(|| Counts {
-        rounds: told.speculation.rounds.len() as u32,
-        drafted: told.drafted(),
-        accepted: told.accepted(),
-        drift: told.speculation.drift,
-        output_tokens: told.usage.output_tokens,
+fn counts(record: &Finished) -> Option<Counts> {
+    (!record.reads_others).then(|| Counts {
+        rounds: record.speculation.rounds.len() as u32,
+        drafted: record.drafted(),
+        accepted: record.accepted(),
+        drift: record.speculation.drift,
+        output_tokens: record.usage.output_tokens,
     })
 }

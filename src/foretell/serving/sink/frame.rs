@@ -1,4 +1,4 @@
-//! Events that differ in their text alone, written without serializing the rest again.
+//! Events that differ in their text alone, of which only the text is serialized.
 
 use bytes::Bytes;
 use foretell_engines::openai::answer::Template;

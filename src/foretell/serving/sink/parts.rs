@@ -12,7 +12,7 @@ const STOP: &str = Finish::Stop.name();
 
 /// The form of reasoning and tool calls in a server's streams.
 pub(super) struct PartWriter {
-    /// The member of a delta that holds reasoning.
+    /// The member of a delta for reasoning.
     reasoning: &'static str,
     /// The server's parsers, which make the ids of new calls.
     parsers: Parsers,
@@ -34,13 +34,13 @@ impl PartWriter {
         parts::write(parsed, self.reasoning, |_| self.call_id())
     }
 
-    /// Writes the parts of a whole answer into its message, and its finish reason.
-    pub(super) fn write_whole(&self, answer: &mut Value, whole: &ParsedMessage) {
+    /// Writes the parts of a buffered answer into its message, and its finish reason.
+    pub(super) fn write_message(&self, answer: &mut Value, parsed: &ParsedMessage) {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
-            parts::write_message(message, whole, self.reasoning, || self.call_id());
+            parts::write_message(message, parsed, self.reasoning, || self.call_id());
         }
-        finish(choice, !whole.calls.is_empty());
+        finish(choice, !parsed.calls.is_empty());
     }
 
     fn call_id(&self) -> String {
@@ -48,7 +48,7 @@ impl PartWriter {
     }
 }
 
-/// Writes the finish reason of a whole answer; `called`: it has calls.
+/// Writes the finish reason of a buffered answer; `called`: it has calls.
 fn finish(choice: &mut Map<String, Value>, called: bool) {
     let reason = choice.get("finish_reason").and_then(Value::as_str);
     if called || reason.is_some_and(|reason| [CALLS, STOP].contains(&reason)) {
@@ -57,8 +57,8 @@ fn finish(choice: &mut Map<String, Value>, called: bool) {
     }
 }
 
-/// Writes the members of a server's deltas, joined, into a whole answer: what its parser of streams
-/// took out of the text. `None` if their calls cannot be joined. `parses`: the server's
+/// Writes the joined members of a server's deltas, which its parser of streams took out of the
+/// text, into a buffered answer. `None` if their calls cannot be joined. `parses`: the server's
 /// parsers are known.
 pub(super) fn write_pieces(
     answer: &mut Value,

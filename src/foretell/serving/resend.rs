@@ -1,7 +1,7 @@
-//! Sends a stream's request once more, without a session, after its first call brought nothing.
+//! Resends a stream's request, without a session, after its first call had no usable answer.
 //!
-//! The client has received the head and no event, so the backend's answer to the client's own
-//! request can follow unchanged, byte by byte. It counts as passed through, with reason `fault`.
+//! The client has received the head and no event, so the backend's answer to the client's request
+//! can follow unchanged, byte by byte. It counts as passed through, with reason `fault`.
 
 use http::header::ACCEPT_ENCODING;
 use http::{HeaderValue, Request, Response};
@@ -21,7 +21,7 @@ use foretell_engines::openai::{OutputTokens, sse};
 /// Maximum size of a backend's error body that is passed on within a stream, bytes.
 const ERROR_BYTES: usize = 1 << 20;
 
-/// Sends the request once more and streams the backend's answer to the client unchanged.
+/// Resends the request and streams the backend's answer to the client unchanged.
 pub(super) async fn stream(unanswered: Unanswered) {
     let Unanswered { why, unsent, shared, mut slot, mut sink } = unanswered;
     slot.record.declined(why, None);
@@ -59,14 +59,15 @@ async fn pass_on(
     let mut body = response.into_body();
     if !stream {
         // The head (200) is sent already, so the backend's error goes out as an event.
-        let whole = Limited::new(body, ERROR_BYTES).collect().await;
-        let said = whole.ok().and_then(|whole| serde_json::from_slice::<Value>(&whole.to_bytes()).ok());
-        let said = said.filter(|said| said.get("error").is_some());
-        let Some(said) = said else { return refuse(&Failure::BrokeOff, sink, record).await };
+        let body = Limited::new(body, ERROR_BYTES).collect().await;
+        let error = body.ok().and_then(|body| serde_json::from_slice::<Value>(&body.to_bytes()).ok());
+        let Some(error) = error.filter(|error| error.get("error").is_some()) else {
+            return refuse(&Failure::BrokeOff, sink, record).await;
+        };
         record.failed(format!("sent once more, the backend answered {status}"));
-        return sink.error(&said).await;
+        return sink.error(&error).await;
     }
-    let mut events = WholeEvents::default();
+    let mut events = EventSplitter::default();
     let mut broken = false;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
@@ -74,40 +75,40 @@ async fn pass_on(
             break;
         };
         let Ok(data) = frame.into_data() else { continue };
-        let whole = events.push(&data);
+        let complete = events.push(&data);
         record.counted(&events.tokens);
-        if !whole.is_empty() {
+        if !complete.is_empty() {
             record.emitted();
-            sink.raw(whole.into()).await?;
+            sink.raw(complete.into()).await?;
         }
     }
-    if broken || !events.are_whole() { refuse(&Failure::BrokeOff, sink, record).await } else { Ok(()) }
+    if broken || !events.is_complete() { refuse(&Failure::BrokeOff, sink, record).await } else { Ok(()) }
 }
 
-/// Ends the stream by an error of Foretell's own.
+/// Ends the stream by an error of Foretell.
 async fn refuse(failure: &Failure, sink: &mut Sink, record: &mut Record) -> Result<(), Gone> {
     failure.record_in(record);
     sink.error(&failure.body()).await
 }
 
-/// Passes a stream on event by event, so that one that breaks off leaves no half of one.
+/// Splits a stream at the ends of its events, so that one that breaks off ends behind an event.
 #[derive(Default)]
-struct WholeEvents {
+struct EventSplitter {
     decoder: sse::Decoder,
-    /// Bytes of an event that is not whole yet.
-    held: Vec<u8>,
+    /// Bytes of an incomplete event.
+    withheld: Vec<u8>,
     /// Some of it has been passed on.
     begun: bool,
-    /// An event was beyond the limit: the bytes that follow are passed on as they come.
+    /// An event exceeded the limit: the bytes that follow are passed on as they come.
     unread: bool,
     tokens: OutputTokens,
 }
 
-impl WholeEvents {
-    /// Takes the next bytes and returns those up to the end of the last event that is whole.
+impl EventSplitter {
+    /// Takes the next bytes and returns those up to the end of the last complete event.
     fn push(&mut self, data: &[u8]) -> Vec<u8> {
-        self.held.extend_from_slice(data);
-        let mut whole = 0;
+        self.withheld.extend_from_slice(data);
+        let mut complete = 0;
         for (at, byte) in data.iter().enumerate() {
             if self.unread {
                 break;
@@ -121,21 +122,21 @@ impl WholeEvents {
                 Err(sse::TooLong { .. }) => self.unread = true,
             }
             if self.decoder.is_between_events() {
-                whole = at + 1;
+                complete = at + 1;
             }
         }
-        let kept = if self.unread { 0 } else { data.len() - whole };
-        if whole == 0 && !self.unread {
+        if complete == 0 && !self.unread {
             return Vec::new();
         }
         self.begun = true;
-        let rest = self.held.split_off(self.held.len() - kept);
-        std::mem::replace(&mut self.held, rest)
+        let remaining = if self.unread { 0 } else { data.len() - complete };
+        let rest = self.withheld.split_off(self.withheld.len() - remaining);
+        std::mem::replace(&mut self.withheld, rest)
     }
 
     /// True if the stream may end here: behind an event.
-    fn are_whole(&self) -> bool {
-        self.begun && self.held.is_empty()
+    fn is_complete(&self) -> bool {
+        self.begun && self.withheld.is_empty()
     }
 }
 
@@ -147,16 +148,16 @@ mod tests {
     fn only_whole_events_are_passed_on_however_the_bytes_come() {
         let stream = b"data: {\"a\":1}\n\ndata: {\"b\":2}\r\n\r\n: comment\n\ndata: [DONE]\n\n";
         for size in 1..=stream.len() {
-            let mut events = WholeEvents::default();
+            let mut events = EventSplitter::default();
             let passed: Vec<u8> = stream.chunks(size).flat_map(|data| events.push(data)).collect();
-            assert_eq!((passed.as_slice(), events.are_whole()), (&stream[..], true), "{size}");
+            assert_eq!((passed.as_slice(), events.is_complete()), (&stream[..], true), "{size}");
         }
         for cut in 1..stream.len() - 1 {
-            let mut events = WholeEvents::default();
+            let mut events = EventSplitter::default();
             let passed = events.push(&stream[..cut]);
             let text = String::from_utf8(passed).unwrap();
             assert!(text.is_empty() || text.ends_with(['\n', '\r']), "{cut}: {text:?}");
-            assert!(!events.are_whole() || matches!(stream[cut - 1], b'\n' | b'\r'), "{cut}");
+            assert!(!events.is_complete() || matches!(stream[cut - 1], b'\n' | b'\r'), "{cut}");
             assert!(!text.ends_with("1}\n") && !text.ends_with("2}\r\n"), "{cut}: {text:?}");
         }
     }
@@ -165,8 +166,8 @@ mod tests {
     fn an_event_beyond_the_limit_is_passed_on_with_all_that_follows() {
         let stream =
             [b"data: a\n\ndata: ".as_slice(), &vec![b'x'; sse::EVENT_BYTES + 9], b"\n\ndata: b\n\n"].concat();
-        let mut events = WholeEvents::default();
+        let mut events = EventSplitter::default();
         let passed: Vec<u8> = stream.chunks(64 << 10).flat_map(|data| events.push(data)).collect();
-        assert!(passed == stream && events.are_whole());
+        assert!(passed == stream && events.is_complete());
     }
 }

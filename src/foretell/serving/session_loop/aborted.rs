@@ -1,4 +1,4 @@
-//! The last event of a first call that the session has left.
+//! The last event of a first call that the session has abandoned.
 //!
 //! vLLM sends the number of cached prompt tokens, and its fingerprint, in the last event of a
 //! stream only. Closing the connection would lose that event, so the call is aborted by another
@@ -19,11 +19,11 @@ use crate::serving::calls::Calls;
 use crate::serving::plain::PlainStream;
 use foretell_engines::openai::Route;
 
-/// Maximum wait for it, from the moment at which the call is left; the answer may be over by then.
+/// Maximum wait for it, from the abort on; the answer may be over by then.
 const WITHIN: Duration = Duration::from_millis(500);
 
 /// The `usage.prompt_tokens_details` of an aborted call's last event; `None` if it was not sent.
-pub(super) struct LeftDetails(JoinHandle<Option<Value>>);
+pub(super) struct AbortedCall(JoinHandle<Option<Value>>);
 
 /// How an aborted call ended.
 enum Ended {
@@ -36,9 +36,9 @@ enum Ended {
     Failed,
 }
 
-impl LeftDetails {
+impl AbortedCall {
     /// Aborts the call that `plain_stream` reads, and reads its stream to the end.
-    pub fn ask(
+    pub fn abort(
         plain_stream: PlainStream,
         route: Route,
         calls: Calls,
@@ -51,7 +51,7 @@ impl LeftDetails {
                 None => Ended::Failed,
             }
         };
-        let told = async move {
+        let details = async move {
             match tokio::time::timeout(WITHIN, ended).await.unwrap_or(Ended::Without) {
                 Ended::With(mut last) => {
                     answer_traits.has_ended(Some(&last));
@@ -63,14 +63,14 @@ impl LeftDetails {
             }
             None
         };
-        Self(tokio::spawn(told.in_current_span()))
+        Self(tokio::spawn(details.in_current_span()))
     }
 }
 
-impl Future for LeftDetails {
+impl Future for AbortedCall {
     type Output = Option<Value>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll_unpin(context).map(|told| told.ok().flatten())
+        self.0.poll_unpin(context).map(|details| details.ok().flatten())
     }
 }

@@ -10,6 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
 use crate::fleet::identity::confirm;
+use crate::fleet::identity::unknown::Unknown;
 use crate::fleet::identity::{EngineStart, Identity, RecognitionSettings, Renderer};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
@@ -41,48 +42,9 @@ const TOKENIZER: &str = "/tokenizer.json";
 const SAMPLE: &str =
     "The naïve façade — 1,234.56 \u{4f60}\u{597d} \u{1f600}\n\tdef f(x):  return x**2  # ok?\r\n";
 
-/// Reason that a backend was not recognised.
-#[derive(Debug, thiserror::Error)]
-pub enum Unknown {
-    /// It cannot be reached.
-    #[error("not reachable: {0}")]
-    Unreachable(String),
-    /// It does not answer in time. A known engine is still the same: it is busy, or hangs, which
-    /// the fleet notices by itself.
-    #[error("not reachable: {0}")]
-    Late(String),
-    /// It could not be checked that a single engine answers.
-    #[error("{0}")]
-    Unchecked(String),
-    /// It requires an API key, or another one than was sent; with the status of its answer.
-    #[error("{0}: an API key is required")]
-    Locked(StatusCode),
-    /// It answers, but as none of the engines that Foretell recognises.
-    #[error("{0}")]
-    Stranger(String),
-    /// An engine that is known and has no verification method, and the page on which it reports its
-    /// load.
-    #[error("requests to {} are only passed through here", .0.name())]
-    PassedThrough(Dialect, Option<&'static str>),
-    /// It answers, but not as an engine that supports a verification method.
-    #[error("not an engine that can verify: {1}")]
-    Foreign(PassthroughReason, String),
-}
-
-impl Unknown {
-    fn foreign(why: impl Into<String>) -> Self {
-        Self::Foreign(PassthroughReason::NoVerifyMethod, why.into())
-    }
-
-    pub(super) fn tokenizer(why: impl Into<String>) -> Self {
-        Self::Foreign(PassthroughReason::Tokenizer, why.into())
-    }
-}
-
 /// A recognised engine, and further results from its answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recognised {
-    /// The engine.
     pub engine: Engine,
     /// Verification methods that it lacks, with the reason.
     pub missing: Vec<(VerifyMethod, String)>,
@@ -95,7 +57,7 @@ pub struct Recognised {
     answers: Answers,
 }
 
-/// The times that a replica became unreachable, in place of a start time where its engine reports
+/// The times that a replica became unreachable, instead of a start time where its engine reports
 /// none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Away {
@@ -105,14 +67,13 @@ pub struct Away {
     pub since: bool,
 }
 
-/// Recognises the backend. If it still is the engine `before`, the vocabulary is not fetched again.
-/// `away`: see there.
+/// Recognises the backend. If it still is the engine `before`, the vocabulary is not refetched.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or is not an engine that can verify, or is several.
-pub async fn ask(
+pub async fn identify(
     replica: &Replica,
-    asking: &RecognitionSettings,
+    settings: &RecognitionSettings,
     before: Option<&Arc<Identity>>,
     away: Away,
     rounds_seen: &Arc<RoundsSeen>,
@@ -120,11 +81,11 @@ pub async fn ask(
     if let Some(before) = before
         && !(away.since && before.engine.started.is_none())
         && still(replica, before).await?
-        && !renders_now(asking, &before.engine).await
+        && !renders_now(settings, &before.engine).await
     {
         return Ok(Arc::clone(before));
     }
-    let mut recognised = recognise(replica, &asking.renderer, asking.dialect, &asking.named).await?;
+    let mut recognised = recognise(replica, &settings.renderer, settings.dialect, &settings.named).await?;
     let mut engine = recognised.engine.clone();
     if engine.methods.is_empty() {
         return Err(Unknown::PassedThrough(engine.dialect, engine.load_path));
@@ -136,18 +97,19 @@ pub async fn ask(
             && engine_start.started == started
             && engine_start.weights == engine.weights
     };
-    let same =
-        |before: &&Arc<Identity>| same(&before.engine_start) && before.engine.renders == engine.renders;
-    if let Some(before) = before.filter(same) {
+    if let Some(before) = before
+        && same(&before.engine_start)
+        && before.engine.renders == engine.renders
+    {
         return Ok(Arc::clone(before));
     }
     recognised.starts = one_start(replica, &recognised).await?;
-    let tokenizer = tokenizer(replica, asking.tokenizer.as_deref(), &engine).await?;
-    if asking.parsers != Parsers::default() {
-        engine.parsers = asking.parsers;
+    let tokenizer = tokenizer(replica, settings.tokenizer.as_deref(), &engine).await?;
+    if settings.parsers != Parsers::default() {
+        engine.parsers = settings.parsers;
     }
     (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
-    if let Some(config) = &asking.generation_config {
+    if let Some(config) = &settings.generation_config {
         confirm::confirm(replica, &mut engine, &tokenizer, config).await?;
     }
     let engine_start = EngineStart {
@@ -168,8 +130,8 @@ pub async fn ask(
         rounds_seen: Arc::clone(rounds_seen),
         probe: None,
         tie,
-        renderer: asking.renderer.other().cloned(),
-        again: Arc::default(),
+        renderer: settings.renderer.other().cloned(),
+        reidentify: Arc::default(),
         replaced: Arc::default(),
         recognised,
     }))
@@ -179,7 +141,10 @@ pub async fn ask(
 /// Not needed for an engine that identifies its process in each answer.
 fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
     let Recognised { engine, answers, start_page, .. } = recognised;
-    let page = start_page.as_ref().filter(|_| engine.mark.is_none())?.clone();
+    if engine.mark.is_some() {
+        return None;
+    }
+    let page = start_page.clone()?;
     let uri = page.parse().ok()?;
     let (engine, answers) = (engine.clone(), answers.clone());
     let names = move |body: Vec<u8>| {
@@ -190,20 +155,20 @@ fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
     Some(Arc::new(Tie::new(uri, names)))
 }
 
-/// The same engine, its defaults confirmed anew.
+/// The same engine, with newly confirmed defaults.
 ///
 /// # Errors
 /// [`Unknown`]: the named file of its model cannot be read.
-pub async fn confirmed_again(
+pub async fn reconfirmed(
     replica: &Replica,
-    asking: &RecognitionSettings,
+    settings: &RecognitionSettings,
     known: &Arc<Identity>,
 ) -> Result<Arc<Identity>, Unknown> {
-    let Some(config) = &asking.generation_config else { return Ok(Arc::clone(known)) };
+    let Some(config) = &settings.generation_config else { return Ok(Arc::clone(known)) };
     let mut engine = known.recognised.engine.clone();
     confirm::confirm(replica, &mut engine, &known.tokenizer, config).await?;
     let recognised = Recognised { engine: engine.clone(), ..(*known.recognised).clone() };
-    // The measured engine is this one with what a probe has seen.
+    // The engine in use also has the findings of a probe.
     let measured = Engine {
         defaults: engine.defaults,
         default_tokens: engine.default_tokens,
@@ -225,8 +190,8 @@ fn is_same(now: &Engine, before: &Engine) -> bool {
     now.version == before.version && now.model == before.model && of(now) == of(before)
 }
 
-/// True if it still is the same engine, by the pages alone that it answered then: a known engine is
-/// not sent again requests that it refused, nor any that makes it render or compute. The first
+/// True if it still is the same engine, by the pages alone that it answered then: a known engine
+/// gets no requests that it refused before, nor any that makes it render or compute. The first
 /// request uses a new connection: an open one leads to the process that it always led to.
 async fn still(replica: &Replica, before: &Identity) -> Result<bool, Unknown> {
     let Recognised { engine, answers, start_page, .. } = &*before.recognised;
@@ -240,10 +205,13 @@ async fn still(replica: &Replica, before: &Identity) -> Result<bool, Unknown> {
 
 /// True if the server that renders this engine's requests was not there when the engine was
 /// recognised, and is now.
-async fn renders_now(asking: &RecognitionSettings, engine: &Engine) -> bool {
-    let Some(renderer) = asking.renderer.other().filter(|_| !engine.renders) else { return false };
-    let told = put(renderer, &rendering_question(), false).await;
-    told.is_ok_and(|told| matches!(told.status, 400 | 422))
+async fn renders_now(settings: &RecognitionSettings, engine: &Engine) -> bool {
+    if engine.renders {
+        return false;
+    }
+    let Some(renderer) = settings.renderer.other() else { return false };
+    let reply = put(renderer, &rendering_question(), false).await;
+    reply.is_ok_and(|reply| matches!(reply.status, 400 | 422))
 }
 
 /// The engine and its capabilities. `renderer`: the server that renders its requests. `named`:
@@ -269,20 +237,20 @@ pub async fn recognise(
     }
     let dialect = dialect.ok_or_else(|| stranger(&answers))?;
     for _ in 0..TURNS {
-        let asked = dialect.codec().questions(&answers);
-        if asked.is_empty() {
+        let next = dialect.codec().questions(&answers);
+        if next.is_empty() {
             break;
         }
-        for question in asked {
+        for question in next {
             questions += 1;
-            let told = match renderer {
+            let reply = match renderer {
                 // Without it the engine is as good as one that renders nothing.
                 Renderer::Other(server) if is_rendering(&question.path) => {
                     put(server, &question, false).await.unwrap_or_default()
                 }
                 _ => put(replica, &question, false).await?,
             };
-            answers.add(&question.path, told);
+            answers.add(&question.path, reply);
         }
     }
     let mut engine = dialect.codec().engine(&answers).map_err(|foreign| {
@@ -302,7 +270,7 @@ pub async fn recognise(
     Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
 }
 
-/// Why a server with these answers is not recognised.
+/// Reason that a server with these answers is not recognised.
 fn stranger(answers: &Answers) -> Unknown {
     let failed: BTreeSet<u16> =
         answers.paths().filter_map(|path| answers.status(path)).filter(|status| *status != 404).collect();
@@ -348,17 +316,17 @@ pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32
     Ok(CONNECTIONS)
 }
 
-/// Requests the list of models, and returns their ids: a server that bills per token is asked
-/// nothing else.
+/// Requests the list of models, and returns their ids: the only request to a server that bills per
+/// token.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached.
 pub async fn models(replica: &Replica) -> Result<Vec<String>, Unknown> {
-    let told = put(replica, &Question::get(recognise::MODELS), false).await?;
-    if let Some(status) = refused_status(told.status) {
+    let reply = put(replica, &Question::get(recognise::MODELS), false).await?;
+    if let Some(status) = refused_status(reply.status) {
         return Err(Unknown::Locked(status));
     }
-    let listed: Option<serde_json::Value> = serde_json::from_slice(&told.body).ok();
+    let listed: Option<serde_json::Value> = serde_json::from_slice(&reply.body).ok();
     let models = listed.as_ref().and_then(|listed| listed.get("data")?.as_array());
     let id = |model: &serde_json::Value| Some(model.get("id")?.as_str()?.to_owned());
     Ok(models.into_iter().flatten().filter_map(id).collect())
@@ -390,19 +358,21 @@ pub async fn tokenizer(
     };
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
     if let Some(question) = engine.dialect.codec().tokenize(engine, SAMPLE) {
-        let told = put(replica, &question, false).await?;
-        let theirs = engine.dialect.codec().tokens(&told.body);
-        let own = tokenizer.encode(SAMPLE, false).ok();
-        if told.status == 200 && theirs.is_some() && theirs != own {
+        let reply = put(replica, &question, false).await?;
+        let theirs = engine.dialect.codec().tokens(&reply.body);
+        let ours = tokenizer.encode(SAMPLE, false).ok();
+        if reply.status == 200 && theirs.is_some() && theirs != ours {
             return Err(Unknown::tokenizer(
                 "the tokenizer is not the backend's: they tokenize a text differently",
             ));
         }
     }
     if file.is_some() && engine.dialect == Dialect::Onnx {
-        let told = put(replica, &Question::get(TOKENIZER), false).await?;
-        let theirs = Tokenizer::from_bytes(&told.body).ok().filter(|_| told.status == 200);
-        if theirs.is_some_and(|theirs| theirs.fingerprint() != tokenizer.fingerprint()) {
+        let reply = put(replica, &Question::get(TOKENIZER), false).await?;
+        if reply.status == 200
+            && let Ok(theirs) = Tokenizer::from_bytes(&reply.body)
+            && theirs.fingerprint() != tokenizer.fingerprint()
+        {
             return Err(Unknown::tokenizer("the tokenizer is not the backend's: it serves another one"));
         }
     }
@@ -411,7 +381,7 @@ pub async fn tokenizer(
 
 /// Sends a request to the backend. `fresh`: on a new connection.
 async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Reply, Unknown> {
-    let asked = async {
+    let exchange = async {
         let body = question.body.as_ref().map(|body| Bytes::from(body.to_string()));
         let method = if body.is_some() { Method::POST } else { Method::GET };
         let full: Body = Full::new(body.unwrap_or_default())
@@ -443,11 +413,11 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Repl
         if NOT_YET.contains(&status) {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }
-        let body = gather::whole(response.into_body(), TOKENIZER_BYTES).await;
+        let body = gather::read_all(response.into_body(), TOKENIZER_BYTES).await;
         let body = body.map_err(|error| unreachable(&error))?;
         Ok(Reply { status: status.as_u16(), server, body })
     };
-    match tokio::time::timeout(WITHIN, asked).await {
+    match tokio::time::timeout(WITHIN, exchange).await {
         Ok(answer) => answer,
         Err(_) => Err(Unknown::Late(format!("{}: no answer within {} s", question.path, WITHIN.as_secs()))),
     }
