@@ -61,7 +61,7 @@ serve-demo: ## As demo, then keep serving, with curl lines to try
 demo-parts: binary $(RUNTIME) $(INFLATED)/model.onnx
 
 quick: ## The tests of the pure crates but for the enumeration (3 min: cargo nextest run exactness::): no ONNX Runtime, no pip
-	@tests/run.sh --package foretell-core --package foretell-engines -- --skip exactness::
+	@tests/run.sh --package foretell-core --package foretell-wire --package foretell-parsers --package foretell-engines --package foretell-policy -- --skip exactness::
 
 test: test-rust test-python ## The Rust and Python tests; those of page, documents, deployment, Grafana and clients are below
 

@@ -22,20 +22,20 @@ pub use configured::{Configured, Known, ReloadSource};
 use explain::Question;
 pub use guard::Guard;
 
-use crate::clock::unix_time;
-use crate::config::problem::Problem;
-use crate::config::values;
-use crate::fleet::Replica;
-use crate::fleet::first_calls::PassedThrough;
-use crate::gateway::Shared;
-use crate::http::answer::{error_response, json_response};
-use crate::http::body::Body;
-use crate::http::body::full;
-use crate::http::gather::{self, Gathered, Stopped};
-use crate::http::listen::App;
-use crate::http::request::RequestBody;
-use crate::serving::failure::Failure;
+use foretell_config::problem::Problem;
+use foretell_config::values;
 use foretell_core::words::Mode;
+use foretell_net::clock::unix_time;
+use foretell_net::fleet::Replica;
+use foretell_net::fleet::first_calls::PassedThrough;
+use foretell_net::http::answer::{error_response, json_response};
+use foretell_net::http::body::Body;
+use foretell_net::http::body::full;
+use foretell_net::http::gather::{self, Gathered, Stopped};
+use foretell_net::http::listen::App;
+use foretell_net::http::request::RequestBody;
+use foretell_proxy::gateway::Shared;
+use foretell_proxy::serving::failure::Failure;
 
 const BODY: usize = 8 << 20;
 /// Prefix of the paths of single completions.

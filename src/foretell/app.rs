@@ -27,32 +27,32 @@ pub use gateway::{Ended, Gateway};
 use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
-use crate::config::process::{
+use foretell_config::process::{
     self, Backend, ClientControl, Connect, HostHeader, Listen, Process, Render, Replicas, TokenizerSource,
 };
-use crate::config::store::PolicyStore;
-use crate::config::watch::{self, Watch};
-use crate::fleet::identity::{Identities, ModelConfig, RecognitionSettings, Renderer};
-use crate::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
-use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
-use crate::http::drain::Lifecycle;
-use crate::http::listen::Endpoint;
-use crate::learning::Learnt;
-use crate::learning::comparison::{Comparisons, shown};
-use crate::learning::corpus::{self, CorpusHandle};
-use crate::learning::recording::{Recorder, RecorderError};
-use crate::observe::trace::{Collector, CollectorError};
-use crate::random;
-use crate::serving::drafters::{DrafterError, Drafters};
-use crate::serving::gates::GateWatch;
-use crate::serving::live;
-use crate::serving::ruling::{self, Rulebook};
-use crate::serving::{SessionRunner, SessionRunnerSetup};
-use crate::store::{self, Store};
+use foretell_config::store::PolicyStore;
+use foretell_config::watch::{self, Watch};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
-use foretell_engines::parse::Parsers;
-use foretell_engines::policy::PolicySet;
+use foretell_net::fleet::identity::{Identities, ModelConfig, RecognitionSettings, Renderer};
+use foretell_net::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
+use foretell_net::http::drain::Lifecycle;
+use foretell_net::http::listen::Endpoint;
+use foretell_net::random;
+use foretell_observe::trace::{Collector, CollectorError};
+use foretell_parsers::parse::Parsers;
+use foretell_policy::PolicySet;
+use foretell_proxy::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
+use foretell_proxy::learning::Learnt;
+use foretell_proxy::learning::comparison::{Comparisons, shown};
+use foretell_proxy::learning::corpus::{self, CorpusHandle};
+use foretell_proxy::learning::recording::{Recorder, RecorderError};
+use foretell_proxy::serving::drafters::{DrafterError, Drafters};
+use foretell_proxy::serving::gates::GateWatch;
+use foretell_proxy::serving::live;
+use foretell_proxy::serving::ruling::{self, Rulebook};
+use foretell_proxy::serving::{SessionRunner, SessionRunnerSetup};
+use foretell_proxy::store::{self, Store};
 
 /// Maximum wait of a start for the backends' engines to be identified and for the measurements of
 /// other sidecars; after that, requests are passed through until they are.

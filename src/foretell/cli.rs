@@ -26,7 +26,7 @@ pub use exit::Exit;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::flags::Environment;
+use foretell_config::flags::Environment;
 
 /// Exit code of success.
 const OK: u8 = Exit::Done.code();
@@ -116,7 +116,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 fn address(text: &str) -> Result<std::net::SocketAddr, String> {
-    crate::config::kind::parse_address(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
+    foretell_config::kind::parse_address(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
 }
 
 /// Parses the command line and runs the command.
@@ -154,7 +154,7 @@ fn exit_code(outcome: std::io::Result<u8>) -> ExitCode {
 
 /// Parses a duration of more than zero.
 fn positive_duration(text: &str) -> Result<std::time::Duration, String> {
-    match crate::config::values::duration_or_why(text)? {
+    match foretell_config::values::duration_or_why(text)? {
         std::time::Duration::ZERO => Err("it must be more than 0".to_owned()),
         duration => Ok(duration),
     }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn defaults_in_the_help_are_those_of_an_empty_config_file() {
-        let process = crate::config::Process::default();
+        let process = foretell_config::Process::default();
         assert_eq!(process.listen.first().unwrap().address.to_string(), "127.0.0.1:8080");
         assert_eq!(process.admin.address.to_string(), "127.0.0.1:9464");
         assert_eq!(process.policies.display().to_string(), "policies");

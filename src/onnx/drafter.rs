@@ -18,7 +18,7 @@ use super::forward::{Forward, ModelConfig};
 use super::open::{OpenError, Options, open};
 use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
-use foretell_engines::openai::Sampling;
+use foretell_wire::openai::Sampling;
 use worker::{Command, CommandQueue, Task, Work};
 
 /// A drafted token, and the amount by which its logit exceeds the best of the others. Negative

@@ -22,8 +22,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Grammar, Language};
-use foretell_engines::text::Tokenizer;
+use foretell_parsers::text::Tokenizer;
+use foretell_wire::openai::{Grammar, Language};
 
 use limits::Turns;
 pub use limits::{Stop, TOO_LARGE, run_on_thread};

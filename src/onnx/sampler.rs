@@ -21,7 +21,7 @@ use super::forward::Draws;
 use super::grammar::{Allowed, Next};
 use super::noise::PositionNoise;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Sampling;
+use foretell_wire::openai::Sampling;
 
 /// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM reports the
 /// same).

@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 
 use flate2::read::GzDecoder;
 use foretell::app::Running;
-use foretell_engines::openai::Route;
-use foretell_engines::openai::event::{self, Data};
+use foretell_wire::openai::Route;
+use foretell_wire::openai::event::{self, Data};
 use futures_util::stream::{self, StreamExt};
 use rstest::rstest;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use foretell::app::Running;
 use foretell::app::local;
-use foretell::serving::drafters::Drafters;
+use foretell_proxy::serving::drafters::Drafters;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 

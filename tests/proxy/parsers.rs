@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use foretell::app::local::LocalTarget;
 use foretell::app::{Running, local};
-use foretell_engines::openai::Route;
-use foretell_engines::parse::{Parsers, ToolFormat};
-use foretell_engines::text::Tokenizer;
 use foretell_onnx::target::hugging::FolderWords;
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler;
 use foretell_onnx::target::server::App;
+use foretell_parsers::parse::{Parsers, ToolFormat};
+use foretell_parsers::text::Tokenizer;
+use foretell_wire::openai::Route;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use foretell::app::{Running, local};
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use rstest::rstest;
 use serde_json::{Value, json};
 

@@ -111,7 +111,7 @@ async fn before(engine: &Fake<Vllm>, observe: &str, policy: &str) -> Proxy {
 
 fn ask(prompt: &str) -> Ask {
     Ask::new(
-        foretell_engines::openai::Route::Completions,
+        foretell_wire::openai::Route::Completions,
         false,
         json!({"prompt": prompt, "max_tokens": 48, "temperature": 0}),
     )

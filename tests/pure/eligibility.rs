@@ -2,8 +2,8 @@
 //! harmful value, every reason, and the parsed form of an eligible request.
 
 use foretell_core::words::{PassthroughReason as R, Refused};
-use foretell_engines::openai::parameters::{Field, Plain, TABLE, Treatment, find};
-use foretell_engines::openai::{Judgement, Prompt, Request, Route, judge, understand};
+use foretell_wire::openai::parameters::{Field, Plain, TABLE, Treatment, find};
+use foretell_wire::openai::{Judgement, Prompt, Request, Route, judge, understand};
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 

@@ -4,7 +4,7 @@
 use std::sync::{Arc, LazyLock};
 
 use foretell_core::session::Decode;
-use foretell_engines::text::Tokenizer;
+use foretell_parsers::text::Tokenizer;
 use proptest::prelude::*;
 
 use crate::trained_tokenizers::{TEXT, byte_level, sentence_pieces};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretell_core::session::Decode;
-use foretell_engines::text::{ChatTemplate, Tokenizer};
+use foretell_parsers::text::{ChatTemplate, Tokenizer};
 use serde_json::json;
 
 fn folder(model: &str) -> PathBuf {

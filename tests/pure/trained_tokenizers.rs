@@ -1,6 +1,6 @@
 //! Tokenizers of both families, trained here on a few words.
 
-use foretell_engines::text::Tokenizer;
+use foretell_parsers::text::Tokenizer;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::sequence::Sequence;
 use tokenizers::models::bpe::{BPE, BpeTrainer};

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 use foretell_core::session::Decode;
 use foretell_core::units::SplitMix64;
 use foretell_core::words::TokenContext;
-use foretell_engines::text::Tokenizer;
-use foretell_engines::text::translate::{Ends, Pair, Translator};
+use foretell_parsers::text::Tokenizer;
+use foretell_parsers::text::translate::{Ends, Pair, Translator};
 use rstest::rstest;
 
 use crate::trained_tokenizers::{byte_level, sentence_pieces};

@@ -6,14 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use foretell_core::words::TokenContext;
-use foretell_engines::openai::Sampling;
-use foretell_engines::text::Tokenizer;
 use foretell_onnx::drafter::{DraftFault, DrafterService, DrafterSlot, Noise};
 use foretell_onnx::forward::{Feed, Forward, Lane, ModelError, Rows};
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::open::open;
 use foretell_onnx::open::{OpenError, Options};
 use foretell_onnx::runtime::model::Model;
+use foretell_parsers::text::Tokenizer;
+use foretell_wire::openai::Sampling;
 use rstest::rstest;
 use serde::Deserialize;
 

@@ -5,13 +5,13 @@
 use std::path::PathBuf;
 
 use foretell_core::words::TokenContext;
-use foretell_engines::openai::Sampling;
 use foretell_onnx::drafter::{DrafterService, Noise};
 use foretell_onnx::forward::{Feed, Forward, Rows};
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::open::Options;
 use foretell_onnx::runtime::model::Model;
 use foretell_onnx::sampler::Sampler;
+use foretell_wire::openai::Sampling;
 
 fn folder() -> PathBuf {
     std::env::var_os("FORETELL_TEST_DRAFTER").map_or_else(

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use foretell::app::served;
-use foretell::http::listen::Stop;
 use foretell_core::control::Tolerance;
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_core::session::accept::{Accept, Judge, Judged, Rule, Walk};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Dist, Row, VerifyResult};
+use foretell_net::http::listen::Stop;
 use foretell_onnx::noise::gumbel;
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::open::Options;

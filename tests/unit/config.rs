@@ -6,17 +6,17 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use foretell::config::load::parse_policies;
-use foretell::config::policy;
-use foretell::config::process::{self, Dialect, Process, Render, Replicas, Timeouts, TokenizerSource};
-use foretell::config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
-use foretell::config::{declared, reference};
+use foretell_config::load::parse_policies;
+use foretell_config::policy;
+use foretell_config::process::{self, Dialect, Process, Render, Replicas, Timeouts, TokenizerSource};
+use foretell_config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
+use foretell_config::{declared, reference};
 use foretell_core::control::prospect;
 use foretell_core::draft::{LookupSpec, Ngram};
 use foretell_core::words::{Mode, VerifyMethod};
-use foretell_engines::dialect::Dialect as Spoken;
-use foretell_engines::openai::Route;
-use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
+use foretell_engines::Dialect as Spoken;
+use foretell_policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
+use foretell_wire::openai::Route;
 use http::HeaderMap;
 use proptest::prelude::*;
 
@@ -728,7 +728,7 @@ const BEYOND_A_SCHEMA: [&str; 8] = [
 fn the_references_that_are_shipped_are_the_program_s() {
     for (page, told, command) in [
         ("metrics", foretell_core::words::metric::reference(), "metrics"),
-        ("guarantees", foretell_engines::dialect::guarantees::reference(), "guarantees"),
+        ("guarantees", foretell_engines::guarantees::reference(), "guarantees"),
         ("policy-reference", reference::policy(), "policy-reference"),
         ("config-reference", reference::process(), "config-reference"),
     ] {

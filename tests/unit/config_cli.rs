@@ -6,7 +6,7 @@ use std::path::Path;
 
 use foretell::cli::check::{self, CheckArgs};
 use foretell::cli::explain::{self, ExplainArgs};
-use foretell::config::Flags;
+use foretell_config::Flags;
 use rstest::rstest;
 use serde_json::Value;
 
@@ -78,7 +78,7 @@ fn good_settings_are_listed_with_revisions_and_warnings() {
          warning: policies/a.yaml:3: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps\n\
          backends: a\npolicies: sweep@"
             .to_owned()
-            + &foretell::config::values::Revision::of(fixed.as_bytes()).to_string()
+            + &foretell_config::values::Revision::of(fixed.as_bytes()).to_string()
             + "\n"
     );
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
-use foretell::config::process;
-use foretell::learning::recording::{Record, Recorder, segment};
-use foretell::observe::Observer;
-use foretell_engines::text::tokenizer::Tokenizer;
+use foretell_config::process;
+use foretell_observe::Observer;
+use foretell_parsers::text::tokenizer::Tokenizer;
+use foretell_proxy::learning::recording::{Record, Recorder, segment};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 

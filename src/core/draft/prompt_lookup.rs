@@ -95,7 +95,9 @@ impl Lookup for PromptLookup {
             self.aligned = None;
             self.broken = None;
         }
-        followed.iter().for_each(|&token| self.push(token));
+        for &token in followed {
+            self.push(token);
+        }
     }
 
     fn draft(&self, budget: Budget) -> Tree {

@@ -8,33 +8,33 @@ use serde_json::{Value, json};
 
 use super::explain::{self, Question, ServerFacts};
 use crate::admin::FileError;
-use crate::config::difference;
-use crate::config::flags::Environment;
-use crate::config::load::{self, parse_with_warnings, policy_sources};
-use crate::config::problem::{Problem, Refusal};
-use crate::config::process::Process;
-use crate::config::store::PolicyStore;
-use crate::config::values::Revision;
-use crate::fleet::Replica;
-use crate::fleet::identity::{Identities, ServerKnowledge};
-use crate::gateway::Shared;
-use crate::http::memory::Level;
-use crate::learning::Learnt;
-use crate::learning::comparison::Comparisons;
-use crate::learning::corpus::CorpusHandle;
-use crate::observe::Observer;
-use crate::observe::coverage::Projected;
-use crate::observe::history::Reading;
-use crate::serving::SessionRunner;
-use crate::serving::drafters::Drafters;
-use crate::serving::gates::{GateWatch, GatesAt};
-use crate::serving::ruling;
+use foretell_config::difference;
+use foretell_config::flags::Environment;
+use foretell_config::load::{self, parse_with_warnings, policy_sources};
+use foretell_config::problem::{Problem, Refusal};
+use foretell_config::process::Process;
+use foretell_config::store::PolicyStore;
+use foretell_config::values::Revision;
 use foretell_core::control::Forecast;
 use foretell_core::control::gates::Signal;
 use foretell_core::words::{Gate, Mode, PlainReason};
-use foretell_engines::policy::explain::{GainLine, GateLine, Now, WhyLine};
-use foretell_engines::policy::part::ModelState;
-use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
+use foretell_net::fleet::Replica;
+use foretell_net::fleet::identity::{Identities, ServerKnowledge};
+use foretell_net::http::memory::Level;
+use foretell_observe::Observer;
+use foretell_observe::coverage::Projected;
+use foretell_observe::history::Reading;
+use foretell_policy::explain::{GainLine, GateLine, Now, WhyLine};
+use foretell_policy::part::ModelState;
+use foretell_policy::{self as policy, Explanation, Fact, PolicySet, Ruling};
+use foretell_proxy::gateway::Shared;
+use foretell_proxy::learning::Learnt;
+use foretell_proxy::learning::comparison::Comparisons;
+use foretell_proxy::learning::corpus::CorpusHandle;
+use foretell_proxy::serving::SessionRunner;
+use foretell_proxy::serving::drafters::Drafters;
+use foretell_proxy::serving::gates::{GateWatch, GatesAt};
+use foretell_proxy::serving::ruling;
 
 /// Parts of a running proxy whose state the admin API shows.
 #[derive(Clone)]
@@ -260,7 +260,7 @@ impl Configured {
 
     /// True if the built-in policy is in force.
     fn was_built_in(&self) -> bool {
-        let revision = Revision::of(crate::config::policy::DEFAULT.as_bytes());
+        let revision = Revision::of(foretell_config::policy::DEFAULT.as_bytes());
         let policies = self.known.policies.current();
         matches!(policies.policies(), [only] if only.revision == revision)
     }
@@ -356,7 +356,7 @@ impl Configured {
             return Ok((None, Vec::new()));
         };
         let name = file.path.display().to_string();
-        let parsed = crate::config::process::parse_all(&name, edited, &Environment);
+        let parsed = foretell_config::process::parse_all(&name, edited, &Environment);
         if !parsed.problems.is_empty() {
             return Err(parsed.problems);
         }

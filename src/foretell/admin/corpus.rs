@@ -6,11 +6,11 @@ use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::{bad_request, json_response};
-use crate::config::values::percent_decoded;
-use crate::http::body::Body;
-use crate::learning::corpus::CorpusHandle;
-use crate::learning::snapshot::SnapshotError;
+use foretell_config::values::percent_decoded;
 use foretell_core::draft::corpus::Holdings;
+use foretell_net::http::body::Body;
+use foretell_proxy::learning::corpus::CorpusHandle;
+use foretell_proxy::learning::snapshot::SnapshotError;
 
 /// Answers `GET /api/corpus`: its size by tenant and model.
 pub(super) fn shown(corpus: &CorpusHandle) -> Response<Body> {

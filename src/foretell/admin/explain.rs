@@ -1,5 +1,5 @@
 //! Explains a request: collects the facts as they are now and passes them to
-//! [`policy::explain`](foretell_engines::policy::explain::explain()).
+//! [`policy::explain`](foretell_policy::explain::explain()).
 //!
 //! The running proxy uses its knowledge of its servers. `foretell explain` without a running proxy
 //! calls the server, and passes the answers to the same function.
@@ -12,17 +12,17 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use serde::de::IgnoredAny;
 
-use crate::config::process::{ClientControl, Process};
-use crate::config::values::percent_decoded;
-use crate::fleet::{HealthState, Replica};
-use crate::gateway::facts;
-use crate::gateway::{Shared, tenant};
-use crate::http::headers;
-use crate::http::listen::Peer;
+use foretell_config::process::{ClientControl, Process};
+use foretell_config::values::percent_decoded;
 use foretell_core::words::PlainReason;
-use foretell_engines::openai::{self, Finding, Request, Route};
-use foretell_engines::policy::explain::{Besides, Explanation, Measure};
-use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
+use foretell_net::fleet::{HealthState, Replica};
+use foretell_net::http::headers;
+use foretell_net::http::listen::Peer;
+use foretell_policy::explain::{Besides, Explanation, Measure};
+use foretell_policy::{self as policy, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
+use foretell_proxy::gateway::facts;
+use foretell_proxy::gateway::{Shared, tenant};
+use foretell_wire::openai::{self, Finding, Request, Route};
 
 /// Prefix for header fields of `POST /api/explain` that the call needs for itself:
 /// `x-explain-authorization` stands for the explained request's `authorization`.

@@ -5,8 +5,8 @@ use http::uri::Authority;
 use http::{HeaderName, HeaderValue, Response, request};
 
 use super::{forbidden, unauthorized};
-use crate::fleet::key;
-use crate::http::body::Body;
+use foretell_net::fleet::key;
+use foretell_net::http::body::Body;
 
 /// A browser's statement about the origin of a request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

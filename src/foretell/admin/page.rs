@@ -5,7 +5,7 @@
 use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY};
 use http::{HeaderName, HeaderValue, Response};
 
-use crate::http::body::{Body, full};
+use foretell_net::http::body::{Body, full};
 
 /// Only scripts and styles of this listener, requests to it alone, and no page around it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \

@@ -9,11 +9,11 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::Configured;
-use crate::clock::{unix_now, unix_time};
-use crate::gateway::Shared;
-use crate::observe::history;
+use foretell_net::clock::{unix_now, unix_time};
+use foretell_observe::history;
+use foretell_proxy::gateway::Shared;
 
-use crate::serving::mode::ActiveMode;
+use foretell_proxy::serving::mode::ActiveMode;
 
 /// Takes samples until `stop`. Without `configured`, load and tolerance are not known.
 pub async fn sample_until_stopped(

@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use super::{AssembleError, recognition_settings, renderer, settings};
 use crate::admin::explain::{self, Question, ServerFacts};
-use crate::config::process::{Backend, DrafterModel, Process};
-use crate::fleet::identity::{self, Identity, RecognitionSettings, Renderer, Unknown};
-use crate::fleet::rounds_seen::RoundsSeen;
-use crate::fleet::{Replica, SystemResolver};
-use crate::gateway::Shared;
-use crate::serving::{drafters, ruling};
+use foretell_config::process::{Backend, DrafterModel, Process};
 use foretell_core::words::PassthroughReason;
-use foretell_engines::dialect::passthrough;
-use foretell_engines::policy::part::ModelState;
-use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Terms};
-use foretell_engines::text::Tokenizer;
+use foretell_engines::passthrough;
+use foretell_net::fleet::identity::{self, Identity, RecognitionSettings, Renderer, Unknown};
+use foretell_net::fleet::rounds_seen::RoundsSeen;
+use foretell_net::fleet::{Replica, SystemResolver};
+use foretell_parsers::text::Tokenizer;
+use foretell_policy::part::ModelState;
+use foretell_policy::{self as policy, Explanation, Fact, PolicySet, Terms};
+use foretell_proxy::gateway::Shared;
+use foretell_proxy::serving::{drafters, ruling};
 
 /// Result of identifying a server.
 enum Answered {

@@ -5,16 +5,16 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::config::load::process_file;
-use crate::config::named::shown;
-use crate::config::problem::Refusal;
-use crate::config::process::Process;
-use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
-use crate::fleet::{KeyFile, tls};
-use crate::learning::cipher::Cipher;
-use foretell_engines::openai::GenerationConfig;
-use foretell_engines::text::Tokenizer;
+use foretell_config::load::process_file;
+use foretell_config::named::shown;
+use foretell_config::problem::Refusal;
+use foretell_config::process::Process;
+use foretell_config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
+use foretell_net::fleet::{KeyFile, tls};
 use foretell_onnx::folder;
+use foretell_parsers::text::Tokenizer;
+use foretell_proxy::learning::cipher::Cipher;
+use foretell_wire::openai::GenerationConfig;
 
 /// File name of a model's sampling defaults in its folder.
 pub(super) const GENERATION_CONFIG: &str = "generation_config.json";

@@ -13,16 +13,16 @@ use tower::service_fn;
 use crate::admin::{Admin, Configured, Guard, ReloadSource, status};
 use crate::app::manager::Manager;
 use crate::app::signals::{SAME_WISH, Signals, Wish};
-use crate::config::problem::Problem;
-use crate::gateway::proxy::Proxy;
-use crate::gateway::tunnel::Tunnels;
-use crate::gateway::{Settings, Shared, StartError};
-use crate::http::allocator_purge;
-use crate::http::connections::Connections;
-use crate::http::drain::DrainTimes;
-use crate::http::listen::{self, Bounds, Listening, Stop};
-use crate::http::workers::Workers;
-use crate::serving::exchange::Serve;
+use foretell_config::problem::Problem;
+use foretell_net::http::allocator_purge;
+use foretell_net::http::connections::Connections;
+use foretell_net::http::drain::DrainTimes;
+use foretell_net::http::listen::{self, Bounds, Listening, Stop};
+use foretell_net::http::workers::Workers;
+use foretell_proxy::gateway::proxy::Proxy;
+use foretell_proxy::gateway::tunnel::Tunnels;
+use foretell_proxy::gateway::{Settings, Shared, StartError};
+use foretell_proxy::serving::exchange::Serve;
 
 /// Maximum wait of a start for the DNS names of backends to be resolved.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -165,7 +165,7 @@ impl Gateway {
         Listening::new(bounds, Connections::new(OPERATORS), self.admin_stop.clone())
     }
 
-    /// Serves until [`crate::http::drain::Lifecycle::drain`] is called, then stops step by step.
+    /// Serves until [`foretell_net::http::drain::Lifecycle::drain`] is called, then stops step by step.
     pub async fn ended(self) -> Ended {
         let life = Arc::clone(&self.shared.life);
         let connections = Arc::clone(&self.shared.connections);

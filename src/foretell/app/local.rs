@@ -9,13 +9,13 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::app::{self, AssembleError, Running, served};
-use crate::config::load::parse_policies;
-use crate::config::problem::Problem;
-use crate::config::process::{self, Process};
-use crate::http::listen::Stop;
-use crate::serving::drafters::Drafters;
-use foretell_engines::policy::PolicySet;
+use foretell_config::load::parse_policies;
+use foretell_config::problem::Problem;
+use foretell_config::process::{self, Process};
+use foretell_net::http::listen::Stop;
 use foretell_onnx::target::server::App;
+use foretell_policy::PolicySet;
+use foretell_proxy::serving::drafters::Drafters;
 
 /// Reason for which it could not start.
 #[derive(Debug, thiserror::Error)]

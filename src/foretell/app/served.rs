@@ -9,14 +9,14 @@ use http_body_util::BodyExt;
 use tokio::net::TcpListener;
 use tower::ServiceBuilder;
 
-use crate::gateway::translate;
-use crate::http::body::Body;
-use crate::http::connections::{Connections, max_clients};
-use crate::http::listen::{self, Bounds, Listening, Stop};
-use crate::http::memory::Memory;
-use crate::http::request::RequestBody;
-use crate::serving::failure::Failure;
-use foretell_engines::translation::{Thinking, Untranslated};
+use foretell_net::http::body::Body;
+use foretell_net::http::connections::{Connections, max_clients};
+use foretell_net::http::listen::{self, Bounds, Listening, Stop};
+use foretell_net::http::memory::Memory;
+use foretell_net::http::request::RequestBody;
+use foretell_proxy::gateway::translate;
+use foretell_proxy::serving::failure::Failure;
+use foretell_wire::translation::{Thinking, Untranslated};
 
 /// Longest body that is translated, bytes.
 const BODY_MAX: usize = 32 << 20;

@@ -23,10 +23,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::stream::{Answer, Arrival, Events, Failure, message, understand};
-use crate::fleet::error::refused_tls;
-use crate::fleet::tls;
-use crate::http::is_callable;
-use foretell_engines::openai::Route;
+use foretell_net::fleet::error::refused_tls;
+use foretell_net::fleet::tls;
+use foretell_net::http::is_callable;
+use foretell_wire::openai::Route;
 
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@
 
 use std::ops::{AddAssign, Sub};
 
-use foretell_engines::dialect::shared::metric_of;
+use foretell_engines::shared::metric_of;
 
 /// Sum and count of a Prometheus histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -16,7 +16,7 @@ use super::probed::Probed;
 use super::stream::{Answer, Failure};
 use super::tally::{Looping, Measured, Pair, Run, conclude};
 use super::workload::{Settings, Workload};
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 
 /// Maximum number of outputs of one side and run that are checked for loops.
 const JUDGED: usize = 200;

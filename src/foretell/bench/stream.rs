@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use foretell_core::units::TokenId;
-use foretell_engines::openai::event::{self, Data};
+use foretell_wire::openai::event::{self, Data};
 
 /// Splits a stream into the payloads of its `data:` fields, independent of chunk boundaries.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 
 /// Name of the built-in workload.
 pub const BUILTIN: &str = "builtin";

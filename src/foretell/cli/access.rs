@@ -8,7 +8,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use rustls::ClientConfig;
 
-use crate::fleet::{KeyFile, ReplicaSettings, tls};
+use foretell_net::fleet::{KeyFile, ReplicaSettings, tls};
 
 /// The arguments of every command that sends requests to a server.
 #[derive(clap::Args, Clone, Debug, Default)]

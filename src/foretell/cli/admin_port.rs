@@ -9,11 +9,11 @@ use http::uri::InvalidUri;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
 
-use crate::config::flags::OPEN;
-use crate::config::problem::DOCUMENT;
-use crate::config::{Flags, Problem, Strings, attempt};
-use crate::fleet::{Replica, ReplicaSettings, SendError, SendErrorKind};
-use crate::http::body::full;
+use foretell_config::flags::OPEN;
+use foretell_config::problem::DOCUMENT;
+use foretell_config::{Flags, Problem, Strings, attempt};
+use foretell_net::fleet::{Replica, ReplicaSettings, SendError, SendErrorKind};
+use foretell_net::http::body::full;
 
 /// Maximum size of an answer that is read, bytes; all are far smaller.
 const MAX: usize = 16 << 20;

@@ -20,9 +20,9 @@ use crate::bench::stream::Failure;
 use crate::bench::tally::Run;
 use crate::bench::workload::{BUILTIN, Prompt, Workload};
 use crate::bench::{html, report};
-use crate::config::process::Dialect;
-use crate::fleet::Replica;
-use crate::fleet::identity::{self, Recognised, Renderer};
+use foretell_config::process::Dialect;
+use foretell_net::fleet::Replica;
+use foretell_net::fleet::identity::{self, Recognised, Renderer};
 
 /// Compare a server called directly with the same server called through Foretell.
 #[derive(Clone, Debug, clap::Args)]

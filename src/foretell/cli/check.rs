@@ -6,9 +6,9 @@ use std::io::{self, Write};
 
 use super::{OK, USAGE};
 use crate::app::files;
-use crate::config::load::UNDECLARED;
-use crate::config::{Flags, Loaded, Problem, Strings};
-use crate::config::{declared, reference};
+use foretell_config::load::UNDECLARED;
+use foretell_config::{Flags, Loaded, Problem, Strings};
+use foretell_config::{declared, reference};
 
 /// The arguments of `foretell check`.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -47,8 +47,8 @@ pub enum SchemaOf {
 impl SchemaOf {
     fn text(self) -> String {
         match self {
-            Self::Policy => declared::text(&crate::config::policy::schema()),
-            Self::Config => declared::text(&crate::config::process::schema()),
+            Self::Policy => declared::text(&foretell_config::policy::schema()),
+            Self::Config => declared::text(&foretell_config::process::schema()),
         }
     }
 }
@@ -65,7 +65,7 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
         return write!(out, "{}", foretell_core::words::metric::reference()).map(|()| OK);
     }
     if args.guarantees {
-        return write!(out, "{}", foretell_engines::dialect::guarantees::reference()).map(|()| OK);
+        return write!(out, "{}", foretell_engines::guarantees::reference()).map(|()| OK);
     }
     if args.policy_reference {
         return write!(out, "{}", reference::policy()).map(|()| OK);

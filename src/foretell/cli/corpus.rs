@@ -10,11 +10,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Exit;
-use crate::clock::unix_now;
-use crate::config::values;
-use crate::learning::cipher::{Cipher, KeyError};
-use crate::learning::recording::segment::{self, ReadError};
-use crate::learning::recording::{Purge, PurgeScope, Record, purge, purge_all};
+use foretell_config::values;
+use foretell_net::clock::unix_now;
+use foretell_proxy::learning::cipher::{Cipher, KeyError};
+use foretell_proxy::learning::recording::segment::{self, ReadError};
+use foretell_proxy::learning::recording::{Purge, PurgeScope, Record, purge, purge_all};
 
 /// File in a recording that names the drafters trained on it.
 const DRAFTERS: &str = "drafters.json";
@@ -220,7 +220,7 @@ impl Drafters {
         all.extend(now);
         let failed = |error| RecordingError::File(self.path.display().to_string(), error);
         let bytes = serde_json::to_vec_pretty(&all).map_err(|error| failed(error.into()))?;
-        crate::learning::snapshot::replace(&self.path, &bytes).map_err(failed)
+        foretell_proxy::learning::snapshot::replace(&self.path, &bytes).map_err(failed)
     }
 }
 

@@ -12,8 +12,8 @@ use super::Exit;
 use crate::bench::canvas::Canvas;
 use crate::bench::demo::{Stack, invitation, show, showcase};
 use crate::bench::workload::{self, Workload};
-use crate::config::flags::Environment;
-use crate::config::process::LogFormat;
+use foretell_config::flags::Environment;
+use foretell_config::process::LogFormat;
 
 /// Show the bundled models plain and speculated side by side, then serve them until Ctrl-C.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -60,7 +60,7 @@ pub fn main(args: &DemoArgs) -> Exit {
         super::complain(&format_args!("foretell demo: {error}"));
         Exit::Unreachable
     };
-    crate::observe::log::init(LogFormat::Text, "warn");
+    foretell_observe::log::init(LogFormat::Text, "warn");
     let endpoints = match DemoEndpoints::read(args, &Environment) {
         Ok(endpoints) => endpoints,
         Err(error) => {
@@ -163,9 +163,9 @@ mod servers {
     use crate::app::Running;
     use crate::app::local::{self, LocalError, LocalTarget};
     use crate::bench::demo::{About, Stack};
-    use crate::serving::drafters::Drafters;
     use foretell_onnx::open::Options;
     use foretell_onnx::target::open::open;
+    use foretell_proxy::serving::drafters::Drafters;
 
     type Failed = Box<dyn std::error::Error>;
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::Exit;
 use super::admin_port::{AdminPort, Fault};
 use super::progress;
-use crate::config::{Flags, Problem, Strings};
+use foretell_config::{Flags, Problem, Strings};
 
 /// Drain a running proxy: it is no longer ready, finishes open requests within drain.grace, and
 /// exits.

@@ -19,9 +19,9 @@ use super::access::{self, Access, Denied};
 use super::{OK, USAGE};
 use crate::admin::explain::{ExplainQuery, Question};
 use crate::app;
-use crate::config::{Flags, Loaded, Process, Strings, load};
-use foretell_engines::openai::Route;
-use foretell_engines::policy::Explanation;
+use foretell_config::{Flags, Loaded, Process, Strings, load};
+use foretell_policy::Explanation;
+use foretell_wire::openai::Route;
 
 /// The arguments of `foretell explain`.
 #[derive(clap::Args, Clone, Debug, Default)]

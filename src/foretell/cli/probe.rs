@@ -11,19 +11,19 @@ use tokio::time::Instant;
 use super::Exit;
 use super::access::Access;
 use super::progress;
-use crate::config::process::Dialect as Named;
-use crate::config::process::{Probe, VerifyLimits};
+use foretell_config::process::Dialect as Named;
+use foretell_config::process::{Probe, VerifyLimits};
 
-use crate::fleet::Replica;
-use crate::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
-use crate::fleet::probe::{self, Limits, ProbeReport, Seen};
-use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{PassthroughReason, VerifyMethod};
-use foretell_engines::dialect::Confirmation;
-use foretell_engines::dialect::Engine;
-use foretell_engines::dialect::probe::{Cache, Findings};
-use foretell_engines::text::{TextError, Tokenizer};
+use foretell_engines::Confirmation;
+use foretell_engines::Engine;
+use foretell_engines::probe::{Cache, Findings};
+use foretell_net::fleet::Replica;
+use foretell_net::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};
+use foretell_net::fleet::probe::{self, Limits, ProbeReport, Seen};
+use foretell_net::random::fresh_seed;
+use foretell_parsers::text::{TextError, Tokenizer};
 
 /// Factor by which a longer probe is suggested.
 const MORE_TIME: u64 = 6;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::config::process::LogFormat;
-use crate::observe::log;
-use foretell_engines::parse::{ReasoningFormat, ToolFormat};
+use foretell_config::process::LogFormat;
+use foretell_observe::log;
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::pace::Pace;
+use foretell_parsers::parse::{ReasoningFormat, ToolFormat};
 
 /// Serves an ONNX model over the OpenAI API.
 #[derive(Args, Clone, Debug)]
@@ -114,11 +114,11 @@ mod serve {
     use super::TargetArgs;
     use crate::app::served;
     use crate::app::signals::Signals;
-    use crate::http::listen::Stop;
-    use foretell_engines::parse::Parsers;
+    use foretell_net::http::listen::Stop;
     use foretell_onnx::open::Options;
     use foretell_onnx::pace::Pace;
     use foretell_onnx::target::open::{Opened, open};
+    use foretell_parsers::parse::Parsers;
 
     /// Time that open answers may continue after a signal.
     const GRACE: Duration = Duration::from_secs(30);

@@ -25,16 +25,16 @@ use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 use super::corpus::{Recording, RecordingError, Trained};
 use super::demo::endpoints::bundled;
 use super::{Exit, progress};
-use crate::clock::unix_now;
-use crate::config::flags::Environment;
-use crate::config::trained;
+use foretell_config::flags::Environment;
+use foretell_config::trained;
+use foretell_net::clock::unix_now;
 
-use crate::learning::recording::Record;
 use environment::EnvironmentError;
 use folders::TrainingFolders;
 use foretell_core::units::TokenId;
-use foretell_engines::text::TextError;
-use foretell_engines::text::tokenizer::Tokenizer;
+use foretell_parsers::text::TextError;
+use foretell_parsers::text::tokenizer::Tokenizer;
+use foretell_proxy::learning::recording::Record;
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1_000;

@@ -13,7 +13,7 @@ use crate::replay::{self, ReplayDrafter, ReplaySettings, Row, Stream};
 use foretell::cli::Exit;
 use foretell_core::draft::Spelling;
 use foretell_core::words::Shape;
-use foretell_engines::text::Tokenizer;
+use foretell_parsers::text::Tokenizer;
 
 /// Maximum draft tokens of a round.
 const MAX_GAMMA: usize = 32;

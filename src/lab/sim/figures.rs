@@ -4,7 +4,7 @@ use super::record::{Record, Served};
 use super::traffic::Owner;
 use foretell::bench::stats;
 use foretell_core::control::costs::DELAY_ALLOWED;
-use foretell_engines::policy::Gates;
+use foretell_policy::Gates;
 
 /// A figure. Ratios are through Foretell ÷ direct, with the same clients, texts and seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,17 +2,17 @@
 
 use http::HeaderMap;
 
-use foretell::config::problem::Problem;
-use foretell::config::{load, process};
+use foretell_config::problem::Problem;
+use foretell_config::{load, process};
 use foretell_core::control::groups::ControlGate;
 use foretell_core::session::Rules;
 use foretell_core::words::{Mode, VerifyMethod};
-use foretell_engines::dialect::{Dialect, Engine, Noise};
-use foretell_engines::openai::{Defaults, Judgement, Route, judge};
-use foretell_engines::policy::part::ModelState;
-use foretell_engines::policy::{
+use foretell_engines::{Dialect, Engine, Noise};
+use foretell_policy::part::ModelState;
+use foretell_policy::{
     Admitted, Fact, Holdback, LiveGates, Ruling, Server, ServerState, Subjects, Terms, plan,
 };
+use foretell_wire::openai::{Defaults, Judgement, Route, judge};
 
 /// Permissions of a request, from the policy and the server.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use crate::sampler::{History, Sampler, largest};
 use foretell_core::draft::{Stop, chance_by_entropy, chance_by_margin};
 use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
-use foretell_engines::openai::Sampling;
+use foretell_wire::openai::Sampling;
 
 /// Maximum number of tokens of one text in one run, so that a long prompt does not delay the drafts
 /// of others.

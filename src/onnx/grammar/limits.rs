@@ -14,7 +14,7 @@ use llguidance::{CancellationHandle, Matcher};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Map, Value};
 
-use foretell_engines::openai::{Grammar, Language};
+use foretell_wire::openai::{Grammar, Language};
 
 /// The error of a grammar that meets a limit on the way.
 pub const TOO_LARGE: &str = "the grammar needs too much memory or time";

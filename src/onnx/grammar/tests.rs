@@ -1,7 +1,7 @@
 use super::*;
 use crate::sampler::Sampler;
-use foretell_engines::openai::Sampling;
-use foretell_engines::text::Tokenizer;
+use foretell_parsers::text::Tokenizer;
+use foretell_wire::openai::Sampling;
 
 const END: TokenId = 256;
 

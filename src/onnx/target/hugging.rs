@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::target::words::Words;
 use foretell_core::session::Decode;
 use foretell_core::units::TokenId;
-use foretell_engines::text::{ChatTemplate, TextError, Tokenizer};
+use foretell_parsers::text::{ChatTemplate, TextError, Tokenizer};
 
 /// Tokenizer and chat template of a model folder in Hugging Face's layout.
 pub struct FolderWords {
@@ -26,7 +26,7 @@ impl FolderWords {
     pub fn read(folder: &Path) -> Result<Self, TextError> {
         let path = folder.join("tokenizer.json");
         let tokenizer = Arc::new(Tokenizer::from_file(&path)?);
-        let file = foretell_engines::text::read(&path)?;
+        let file = foretell_parsers::text::read(&path)?;
         Ok(Self { tokenizer, template: ChatTemplate::from_folder(folder), file })
     }
 }

@@ -4,7 +4,7 @@ use crate::grammar::Next;
 use crate::sampler::{History, Processed, Sampler};
 use crate::target::job::{Failure, PromptRow, VerifiedRow};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Sampling;
+use foretell_wire::openai::Sampling;
 
 const FEWER: &str = "the model gave fewer rows than requested";
 

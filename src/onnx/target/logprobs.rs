@@ -8,7 +8,7 @@
 use serde_json::{Map, Value, json};
 
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 
 /// Tokens listed at one position of an output with their log-probabilities (natural): the one that
 /// was taken there, then the likeliest others, best first.
@@ -143,7 +143,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use foretell_engines::text::Tokenizer;
+    use foretell_parsers::text::Tokenizer;
 
     /// Made by vLLM's own classes (tests/engines/logprobs.py).
     const RECORDED: &str = include_str!("../../../tests/goldens/logprobs.jsonl");

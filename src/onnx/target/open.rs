@@ -10,7 +10,7 @@ use crate::target::hugging::FolderWords;
 use crate::target::metrics::Metrics;
 use crate::target::scheduler::Engine;
 use crate::target::server::App;
-use foretell_engines::text::TextError;
+use foretell_parsers::text::TextError;
 
 /// Reason that a model folder cannot be served.
 #[derive(Debug, thiserror::Error)]

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use crate::target::words::Words;
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::ForcedCalls;
-use foretell_engines::parse::{self, ParsedMessage, Parsers, ToolCall, Unsure};
+use foretell_parsers::parse::{self, ParsedMessage, Parsers, ToolCall, Unsure};
+use foretell_wire::openai::ForcedCalls;
 
 /// Fields of a chat request that decide how its answer is parsed.
 #[derive(Clone, Debug, Default)]

@@ -10,8 +10,8 @@ use crate::target::output::Finish;
 use crate::target::words::Words;
 use foretell_core::session::Parsed;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Route, parts};
-use foretell_engines::parse::ParsedMessage;
+use foretell_parsers::parse::ParsedMessage;
+use foretell_wire::openai::{Route, parts};
 
 /// The member of a chat for reasoning, as in vLLM.
 const REASONING: &str = "reasoning";

@@ -33,8 +33,8 @@ use crate::target::stream::{Answer, ChoiceEvent, Running};
 use crate::target::wire::{self, GenerateRequest, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{CALL_GRAMMAR_VERSION, Grammar, Route, Sampling};
-use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat, Unsure};
+use foretell_parsers::parse::{Parsers, ReasoningFormat, ToolFormat, Unsure};
+use foretell_wire::openai::{CALL_GRAMMAR_VERSION, Grammar, Route, Sampling};
 
 /// Any error that can end a body early.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -15,7 +15,7 @@ use crate::target::reply::{Choice, Envelope, OutputDetails, Proposed, Speller, U
 use crate::target::wire::{GenerateRequest, StreamUsage};
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 
 const CALLS: &str = foretell_core::session::Finish::ToolCalls.name();
 
@@ -80,7 +80,7 @@ pub(super) struct Answer {
     id: String,
     created: u64,
     model: String,
-    /// Identifies the process, see [`Engine::mark`](foretell_engines::dialect::Engine::mark).
+    /// Identifies the process, see [`Engine::mark`](foretell_engines::Engine::mark).
     mark: Arc<str>,
     pub(super) request: GenerateRequest,
     /// Token ids of each prompt.

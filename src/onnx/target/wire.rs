@@ -16,8 +16,8 @@ use crate::target::wire::prompt::{generated, message, opening, parse_options, pr
 use crate::target::wire::sampling::sampling;
 pub(super) use crate::target::wire::tokens::{TokenizeRequest, VerifyRequest, detokenize, tokenize, verify};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Route, Sampling, call_grammar, is_strict};
-use foretell_engines::parse::{Parsers, ToolFormat};
+use foretell_parsers::parse::{Parsers, ToolFormat};
+use foretell_wire::openai::{Route, Sampling, call_grammar, is_strict};
 
 /// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use foretell_core::session::Decode;
 use foretell_core::units::TokenId;
-use foretell_engines::text::Tokenizer;
+use foretell_parsers::text::Tokenizer;
 
 /// Converts between text and tokens.
 pub trait Words: Send + Sync {

@@ -6,12 +6,12 @@
 use std::net::IpAddr;
 
 use foretell::admin::explain;
-use foretell::config::process::{Tenant, TenantFallback};
-use foretell::config::values::{self, Network};
-use foretell::gateway::{route, tenant};
-use foretell::http::headers;
-use foretell_engines::openai::control_header::{Control, GAMMA_MAX};
-use foretell_engines::policy::Glob;
+use foretell_config::process::{Tenant, TenantFallback};
+use foretell_config::values::{self, Network};
+use foretell_net::http::headers;
+use foretell_policy::Glob;
+use foretell_proxy::gateway::{route, tenant};
+use foretell_wire::openai::control_header::{Control, GAMMA_MAX};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
 use crate::bytes::Bytes;

@@ -4,9 +4,9 @@
 //! disk and a reload of their texts must report the same; each problem of a file must have a line
 //! in it.
 
-use foretell::config::load::{attempt, load_policies, parse_policies};
-use foretell::config::process::{Process, parse_all};
-use foretell::config::{Flags, Problem, Strings, difference, policy};
+use foretell_config::load::{attempt, load_policies, parse_policies};
+use foretell_config::process::{Process, parse_all};
+use foretell_config::{Flags, Problem, Strings, difference, policy};
 
 use crate::bytes::Bytes;
 use crate::snapshot::scratch;

@@ -5,8 +5,8 @@
 //! be sound.
 
 use foretell_core::words::VerifyMethod;
-use foretell_engines::dialect::recognise::{Answers, Question, Reply, dialect_of, introduction_to};
-use foretell_engines::dialect::{Dialect, shared};
+use foretell_engines::recognise::{Answers, Question, Reply, dialect_of, introduction_to};
+use foretell_engines::{Dialect, shared};
 
 use crate::bytes::Bytes;
 

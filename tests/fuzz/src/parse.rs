@@ -5,7 +5,7 @@
 
 use foretell_core::session::{Parse, Parsed};
 use foretell_core::units::TokenId;
-use foretell_engines::parse::{Parsers, ReasoningFormat, Request, ToolFormat, Vocabulary};
+use foretell_parsers::parse::{Parsers, ReasoningFormat, Request, ToolFormat, Vocabulary};
 use serde_json::{Value, json};
 
 use crate::bytes::Bytes;

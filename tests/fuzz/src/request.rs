@@ -5,12 +5,12 @@
 //! Foretell adds. The body is also a request of the Messages and the Responses API, and its lines
 //! are the data of the chat's events that answer it.
 
-use foretell::gateway::route::model_of;
-use foretell_engines::anthropic::{self, System};
-use foretell_engines::dialect::{Dialect, Engine};
-use foretell_engines::openai::{Judgement, Request, Route, judge, parsed_bytes, understand};
-use foretell_engines::responses;
-use foretell_engines::translation::{Events, Stream, Thinking};
+use foretell_engines::{Dialect, Engine};
+use foretell_proxy::gateway::route::model_of;
+use foretell_wire::anthropic::{self, System};
+use foretell_wire::openai::{Judgement, Request, Route, judge, parsed_bytes, understand};
+use foretell_wire::responses;
+use foretell_wire::translation::{Events, Stream, Thinking};
 use serde_json::{Value, json};
 
 use crate::bytes::Bytes;

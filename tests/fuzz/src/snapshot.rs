@@ -10,9 +10,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use foretell::http::memory::Memory;
-use foretell::learning::corpus::CorpusHandle;
-use foretell::observe::Observer;
 use foretell_core::control::costs::Way;
 use foretell_core::control::{Class, Control, Forecast, Prospective, TemperatureBucket, forecast};
 use foretell_core::draft::Source;
@@ -20,6 +17,9 @@ use foretell_core::draft::corpus::Limits;
 use foretell_core::draft::suffix::{Finder, Rules, Shape};
 use foretell_core::units::Tick;
 use foretell_core::words::VerifyMethod;
+use foretell_net::http::memory::Memory;
+use foretell_observe::Observer;
+use foretell_proxy::learning::corpus::CorpusHandle;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

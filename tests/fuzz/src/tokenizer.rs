@@ -8,8 +8,8 @@ use std::panic;
 use std::sync::{Arc, Once};
 
 use foretell_core::session::Decode;
-use foretell_engines::text::template::ChatTemplate;
-use foretell_engines::text::tokenizer::Tokenizer;
+use foretell_parsers::text::template::ChatTemplate;
+use foretell_parsers::text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use crate::bytes::Bytes;

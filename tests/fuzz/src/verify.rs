@@ -9,8 +9,8 @@ use foretell_core::draft::{Features, Node, Source, Tree, Vote};
 use foretell_core::session::accept::{Accept, Judge, Judged, Walk};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
-use foretell_engines::dialect::{Context, Dialect, Engine, PromptAnswer, RequestKind, Round};
-use foretell_engines::openai::{Judgement, Request, Route, Sampling, judge};
+use foretell_engines::{Context, Dialect, Engine, PromptAnswer, RequestKind, Round};
+use foretell_wire::openai::{Judgement, Request, Route, Sampling, judge};
 use serde_json::Value;
 
 use crate::bytes::Bytes;

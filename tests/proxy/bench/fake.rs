@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use foretell::bench::client::Url;
-use foretell::http::body::Body;
-use foretell::http::connections::Connections;
-use foretell::http::listen::{Bounds, Listening, Stop, serve};
-use foretell::http::request::RequestBody;
+use foretell_net::http::body::Body;
+use foretell_net::http::connections::Connections;
+use foretell_net::http::listen::{Bounds, Listening, Stop, serve};
+use foretell_net::http::request::RequestBody;
 use futures_util::{FutureExt, StreamExt};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use rstest::rstest;
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 

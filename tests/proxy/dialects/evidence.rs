@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::json;
 
 use super::contract::{PROMPTS, greedy, talkative};

@@ -4,7 +4,7 @@
 use foretell::app::Running;
 use foretell::app::local;
 use foretell_core::units::SplitMix64;
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{House, on_each, setup};

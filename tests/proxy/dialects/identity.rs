@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use foretell::app::Running;
 use foretell::app::local;
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use crate::client::{Ask, CONTROL_GROUP, FORCED, events, get};

@@ -7,8 +7,8 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 
 use foretell_core::words::PassthroughReason;
-use foretell_engines::openai::parameters::{Field, Parameter, Plain, Treatment};
-use foretell_engines::openai::{Route, parameters};
+use foretell_wire::openai::parameters::{Field, Parameter, Plain, Treatment};
+use foretell_wire::openai::{Route, parameters};
 use serde_json::{Value, json};
 
 use super::contract::{PROMPTS, both, greedy, talkative};

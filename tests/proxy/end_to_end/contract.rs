@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{Answer, Ask, FORCED, House, Setup, events, get, metric, send};

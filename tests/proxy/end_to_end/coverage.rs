@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use foretell::cli::explain::{self, ExplainArgs};
-use foretell::config::Flags;
-use foretell_engines::openai::Route;
+use foretell_config::Flags;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{Ask, House, Setup, get, metric};

@@ -1,7 +1,7 @@
 //! A lossy rule over HTTP: its charges are reported everywhere, and it charges nothing where it may
 //! not be relaxed.
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{House, Setup};

@@ -4,8 +4,8 @@ use crate::client::{CONTROL_GROUP, FORCED};
 use std::time::{Duration, Instant};
 
 use foretell_core::session::Decode;
-use foretell_engines::openai::Route;
 use foretell_onnx::noise;
+use foretell_wire::openai::Route;
 use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
 use rstest::rstest;
@@ -356,8 +356,8 @@ async fn a_first_call_that_breaks_off_is_continued_by_ids() {
 
 #[cfg(feature = "onnx")]
 mod drafter {
-    use foretell::serving::drafters::{Drafters, LoadedDrafter};
     use foretell_onnx::drafter::DrafterService;
+    use foretell_proxy::serving::drafters::{Drafters, LoadedDrafter};
 
     use std::sync::Arc;
 

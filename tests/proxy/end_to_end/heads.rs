@@ -1,6 +1,6 @@
 //! Drafts of the target's own head: right, wrong or none, the answers are those of the target.
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{Ask, House, Setup, send};

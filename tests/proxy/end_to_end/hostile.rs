@@ -1,7 +1,7 @@
 //! Grammars that end, hang or fill a process that compiles them without limits: each costs its own
 //! request at most, through Foretell as without it.
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{Ask, House, Setup};

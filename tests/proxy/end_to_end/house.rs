@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use foretell::app::Running;
 use foretell::app::local::{self, LocalTarget};
-use foretell::serving::drafters::Drafters;
-use foretell_engines::text::Tokenizer;
 use foretell_onnx::target::hugging::FolderWords;
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler::Engine;
 use foretell_onnx::target::server::App;
+use foretell_parsers::text::Tokenizer;
+use foretell_proxy::serving::drafters::Drafters;
 use tempfile::TempDir;
 
 use super::middlebox::Middlebox;

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use foretell_core::units::TokenId;
-use foretell_engines::text::Tokenizer;
 use foretell_onnx::forward::{
     Behind, Draws, Feed, Forward, HeadDraft, Lane, Logits, ModelConfig, ModelError, Rows,
 };
 use foretell_onnx::noise;
+use foretell_parsers::text::Tokenizer;
 use parking_lot::{Condvar, Mutex};
 use tokenizers::AddedToken;
 use tokenizers::models::TrainerWrapper;

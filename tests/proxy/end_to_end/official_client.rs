@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use foretell::app::local;
-use foretell::serving::drafters::Drafters;
+use foretell_proxy::serving::drafters::Drafters;
 
 use super::house::{FORCED, House, Setup};
 use crate::wire::{EVENTS, Message, Server, chunk, ok};

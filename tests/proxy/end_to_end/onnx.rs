@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use foretell::app::local::{self, LocalTarget};
-use foretell_engines::openai::Route;
 use foretell_onnx::noise;
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::open::Options;
 use foretell_onnx::target::open::open;
+use foretell_wire::openai::Route;
 use futures_util::stream::{self, StreamExt};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -70,10 +70,10 @@ fn own_text() -> Vec<(Route, Value)> {
     let mut text = std::fs::read_to_string(root().join("README.md")).unwrap_or_default();
     for name in [
         "src/core/session.rs",
-        "src/engines/dialect.rs",
-        "src/foretell/gateway.rs",
+        "src/engines/lib.rs",
+        "src/proxy/gateway.rs",
         "src/onnx/target/server.rs",
-        "src/foretell/config/process.rs",
+        "src/config/process.rs",
     ] {
         text.push_str(&std::fs::read_to_string(root().join(name)).unwrap());
     }

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use foretell::app::Running;
 use foretell::app::local::{self, LocalTarget};
-use foretell_engines::openai::Route;
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::open::Options;
 use foretell_onnx::pace::Paced;
@@ -19,6 +18,7 @@ use foretell_onnx::target::hugging::FolderWords;
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler::Engine;
 use foretell_onnx::target::server::App;
+use foretell_wire::openai::Route;
 use futures_util::future::join_all;
 use serde_json::json;
 

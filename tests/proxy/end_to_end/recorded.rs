@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use foretell::learning::cipher::Cipher;
-use foretell::learning::recording::Record;
-use foretell::learning::recording::segment;
-use foretell_engines::openai::Route;
+use foretell_proxy::learning::cipher::Cipher;
+use foretell_proxy::learning::recording::Record;
+use foretell_proxy::learning::recording::segment;
+use foretell_wire::openai::Route;
 use serde_json::json;
 
 use super::house::{Ask, House, Setup, get};

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{Answer, Ask, House, Setup, get, send};

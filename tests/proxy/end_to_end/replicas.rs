@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::app::local::{self, LocalTarget};
-use foretell_engines::openai::Route;
-use foretell_engines::text::Tokenizer;
 use foretell_onnx::target::hugging::FolderWords;
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler::Engine;
 use foretell_onnx::target::server::App;
+use foretell_parsers::text::Tokenizer;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{Ask, CONTEXT, FORCED, metric};

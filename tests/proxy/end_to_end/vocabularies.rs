@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use foretell::serving::drafters::{Drafters, LoadedDrafter};
 use foretell_onnx::drafter::DrafterService;
+use foretell_proxy::serving::drafters::{Drafters, LoadedDrafter};
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use foretell::app::Gateway;
-use foretell::fleet::{BreakerState, HealthState, Load};
+use foretell_net::fleet::{BreakerState, HealthState, Load};
 
 use serde_json::json;
 

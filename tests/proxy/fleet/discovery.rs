@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::app::Gateway;
-use foretell::fleet::discover::Resolving;
-use foretell::fleet::{ReplicaSettings, Resolve};
-use foretell::gateway::Settings;
+use foretell_net::fleet::discover::Resolving;
+use foretell_net::fleet::{ReplicaSettings, Resolve};
+use foretell_proxy::gateway::Settings;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use foretell::app::Gateway;
-use foretell::fleet::ReplicaSettings;
-use foretell::gateway::Settings;
+use foretell_net::fleet::ReplicaSettings;
+use foretell_proxy::gateway::Settings;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_util::sync::CancellationToken;

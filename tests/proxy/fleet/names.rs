@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use foretell::app::local;
-use foretell::fleet::{Auth, KeyFile, ModelName, ReplicaSettings};
+use foretell_net::fleet::{Auth, KeyFile, ModelName, ReplicaSettings};
 use tokio::time::timeout;
 
 use super::house::{self, Replica, ask};

@@ -1,8 +1,8 @@
 //! The effect of a dying replica on its clients.
 
 use foretell::app::Gateway;
-use foretell::fleet::ReplicaSettings;
 use foretell_core::words::Mode;
+use foretell_net::fleet::ReplicaSettings;
 
 use super::house::{self, Replica, Reply, answer, ask, metric};
 use crate::wire::{Message, Wire, post};

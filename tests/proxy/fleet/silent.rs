@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use foretell::app::{Running, local};
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
@@ -170,7 +170,7 @@ async fn a_silent_process_that_ends_is_down_and_not_silent() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(freezer);
-    while only.health_state() != foretell::fleet::HealthState::Down {
+    while only.health_state() != foretell_net::fleet::HealthState::Down {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(!only.is_silent());

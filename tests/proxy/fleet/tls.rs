@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use foretell::app::Gateway;
 use foretell::app::local;
-use foretell::fleet::{ReplicaSettings, tls};
-use foretell::gateway::Settings;
-use foretell::http::listen::Endpoint;
+use foretell_net::fleet::{ReplicaSettings, tls};
+use foretell_net::http::listen::Endpoint;
+use foretell_proxy::gateway::Settings;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use foretell::admin::status;
 use foretell::app::{self, Gateway, Running};
-use foretell::config::load_policies;
-use foretell::config::process;
-use foretell::gateway::{Settings, Shared, StartError};
-use foretell::http::listen::Endpoint;
-use foretell::observe::Finished;
-use foretell_engines::openai::{Path, Route};
-use foretell_engines::policy::Revision;
+use foretell_config::load_policies;
+use foretell_config::process;
+use foretell_net::http::listen::Endpoint;
+use foretell_observe::Finished;
+use foretell_policy::Revision;
+use foretell_proxy::gateway::{Settings, Shared, StartError};
+use foretell_wire::openai::{Path, Route};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -7,8 +7,8 @@ use foretell::app::Ended;
 use foretell::app::local;
 use foretell::app::signals::SAME_WISH;
 use foretell::app::signals::Signals;
-use foretell::gateway::Settings;
-use foretell::http::drain::DrainTimes;
+use foretell_net::http::drain::DrainTimes;
+use foretell_proxy::gateway::Settings;
 use tokio::sync::watch;
 
 use super::house;

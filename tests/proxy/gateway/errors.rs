@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use foretell::gateway::Settings;
+use foretell_proxy::gateway::Settings;
 
 use super::house;
 use crate::wire::{Message, Server, Wire, ok, post};

@@ -2,10 +2,10 @@
 //! framing.
 
 use foretell::app::Gateway;
-use foretell::fleet::ReplicaSettings;
-use foretell::gateway::Settings;
-use foretell::serving::exchange::{Exchange, Serve, Served};
 use foretell_core::words::PassthroughReason;
+use foretell_net::fleet::ReplicaSettings;
+use foretell_proxy::gateway::Settings;
+use foretell_proxy::serving::exchange::{Exchange, Serve, Served};
 use futures_util::future::BoxFuture;
 
 use super::house;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use foretell::app::Gateway;
-use foretell::fleet::{ModelName, ReplicaSettings};
-use foretell::gateway::Settings;
-use foretell::http::body::full;
-use foretell::serving::exchange::{Client, Exchange, Serve, Served};
 use foretell_core::words::{Mode, PassthroughReason};
-use foretell_engines::openai::Control;
+use foretell_net::fleet::{ModelName, ReplicaSettings};
+use foretell_net::http::body::full;
+use foretell_proxy::gateway::Settings;
+use foretell_proxy::serving::exchange::{Client, Exchange, Serve, Served};
+use foretell_wire::openai::Control;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
@@ -64,7 +64,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(
         exchange.client,
         Client {
-            api: foretell_engines::openai::Route::Completions.into(),
+            api: foretell_wire::openai::Route::Completions.into(),
             control: Some(Control::Gamma(3)),
             mode: Mode::Auto,
             tenant: None,

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use foretell::app::Gateway;
-use foretell::fleet::ReplicaSettings;
-use foretell::gateway::Settings;
+use foretell_net::fleet::ReplicaSettings;
+use foretell_proxy::gateway::Settings;
 
 /// Listens on free ports in front of `backend`, on the test's own runtime.
 pub fn settings(backend: SocketAddr) -> Settings {

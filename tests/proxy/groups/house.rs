@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 

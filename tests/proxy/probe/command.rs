@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::cli::probe::ProbeArgs;
-use foretell::fleet::probe::{Limits, measure};
-use foretell::fleet::{Replica, ReplicaSettings};
 use foretell_core::words::VerifyMethod;
-use foretell_engines::dialect::recognise::{Answers, Reply};
-use foretell_engines::dialect::{Dialect, Engine};
-use foretell_engines::text::Tokenizer;
+use foretell_engines::recognise::{Answers, Reply};
+use foretell_engines::{Dialect, Engine};
+use foretell_net::fleet::probe::{Limits, measure};
+use foretell_net::fleet::{Replica, ReplicaSettings};
+use foretell_parsers::text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::house::{EXPENSIVE, INEXPENSIVE, arguments, probe, vllm};
@@ -158,7 +158,7 @@ fn the_time_of_a_probe_is_that_of_the_proxy_s_own_unless_it_is_given() {
         let line = Line::try_parse_from([&["foretell", "http://h:1"], more].concat());
         line.map(|line| line.probe.within).map_err(|error| error.to_string())
     };
-    assert_eq!(within(&[]), Ok(foretell::config::process::Probe::default().within));
+    assert_eq!(within(&[]), Ok(foretell_config::process::Probe::default().within));
     assert_eq!(within(&["--within", "60s"]), Ok(Duration::from_mins(1)));
     let refused = within(&["--within", "60"]).unwrap_err();
     assert!(refused.contains("60 has no unit; write for example 200ms, 30s, 5m or 1h"), "{refused}");
@@ -212,7 +212,7 @@ fn without_the_page_with_the_start_time_the_engine_is_not_identified() {
     let mut answers = Answers::default();
     let mut page_after = |path: &str, body: &str| {
         answers.add(path, Reply { status: 200, server: None, body: body.as_bytes().to_vec() });
-        foretell_engines::dialect::recognise::start_page(Dialect::Vllm, &answers)
+        foretell_engines::recognise::start_page(Dialect::Vllm, &answers)
     };
     page_after("/v1/models", r#"{"data":[{"id":"m","owned_by":"vllm","max_model_len":100}]}"#);
     assert_eq!(page_after("/version", r#"{"version":"0.33.0"}"#), None);

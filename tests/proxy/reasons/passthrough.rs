@@ -104,7 +104,7 @@ async fn every_passthrough_request_has_its_reason_in_answer_metrics_and_log() {
 
 #[test]
 fn the_routes_of_the_scenes_are_the_speculated_ones() {
-    let paths = [foretell_engines::openai::Route::Completions, foretell_engines::openai::Route::Chat]
-        .map(foretell_engines::openai::Route::path);
+    let paths = [foretell_wire::openai::Route::Completions, foretell_wire::openai::Route::Chat]
+        .map(foretell_wire::openai::Route::path);
     assert_eq!(paths, [COMPLETIONS, CHAT]);
 }

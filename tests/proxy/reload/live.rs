@@ -20,8 +20,7 @@ const CLIENTS: u32 = 4;
 async fn a_thousand_reloads_under_load_fail_no_request_and_each_has_one_revision() {
     let engine = engine(Pace::default()).await;
     let texts = [3, 4, 5].map(|max| policy("p", &format!("gamma: {{ max: {max}, fixed: 3 }}")));
-    let labels =
-        texts.clone().map(|text| format!("p@{}", foretell_engines::policy::Revision::of(text.as_bytes())));
+    let labels = texts.clone().map(|text| format!("p@{}", foretell_policy::Revision::of(text.as_bytes())));
     let proxy = before(&engine, "", "", &texts[0]).await;
     let over = Arc::new(AtomicBool::new(false));
     let (front, over_too) = (proxy.front, &over);
@@ -73,7 +72,7 @@ async fn the_mode_changes_for_live_sessions(#[case] file: bool) {
     let proxy = before(&engine, "", "", &policy("p", "gamma: { max: 8, fixed: 2 }")).await;
     let prompt: Vec<u32> = (0..64).map(|at| 100 + at % 8).collect();
     let long = crate::client::Ask::new(
-        foretell_engines::openai::Route::Completions,
+        foretell_wire::openai::Route::Completions,
         false,
         json!({"prompt": prompt, "max_tokens": 1500, "temperature": 0}),
     );

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use foretell::app::{self, Running};
-use foretell::config::{load_policies, process};
+use foretell_config::{load_policies, process};
 use serde_json::{Value, json};
 
 use super::write;

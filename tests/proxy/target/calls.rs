@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use foretell_engines::parse::{Parsers, ToolFormat};
 use foretell_onnx::target::hugging::FolderWords;
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler::Engine;
 use foretell_onnx::target::server::App;
+use foretell_parsers::parse::{Parsers, ToolFormat};
 use serde_json::json;
 
 use super::client::{Server, choices, serve_app};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use foretell::app::served;
-use foretell::http::listen::Stop;
+use foretell_net::http::listen::Stop;
 use foretell_onnx::forward::Forward;
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler::Engine;

@@ -10,10 +10,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use foretell_core::session::Decode;
 use foretell_core::units::TokenId;
-use foretell_engines::text::Tokenizer;
 use foretell_onnx::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use foretell_onnx::noise;
 use foretell_onnx::target::words::Words;
+use foretell_parsers::text::Tokenizer;
 use serde_json::{Map, Value};
 
 pub const EOS: TokenId = 256;

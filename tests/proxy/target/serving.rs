@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use foretell_engines::openai::{Grammar, Sampling};
 use foretell_onnx::forward::Forward;
 use foretell_onnx::grammar::{Constraint, Grammars, run_on_thread};
 use foretell_onnx::pace::Paced;
@@ -11,6 +10,7 @@ use foretell_onnx::sampler::Sampler;
 use foretell_onnx::target::job::{Event, Failure, Generate, Job, Limits};
 use foretell_onnx::target::metrics::Metrics;
 use foretell_onnx::target::scheduler::Engine;
+use foretell_wire::openai::{Grammar, Sampling};
 use http::Method;
 use http_body_util::BodyExt;
 use serde_json::json;

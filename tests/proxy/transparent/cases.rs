@@ -1,6 +1,6 @@
 //! The requests.
 
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
 use super::engines::Engine;

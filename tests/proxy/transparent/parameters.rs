@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use foretell_engines::openai::{Route, parameters};
+use foretell_wire::openai::{Route, parameters};
 use rstest::rstest;
 use serde_json::json;
 

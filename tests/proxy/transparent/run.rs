@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use foretell::app;
-use foretell_engines::openai::Route;
+use foretell_wire::openai::Route;
 
 use super::cases::{CASES, Case, body};
 use super::compare::{Said, both, first_difference, request_difference, said};

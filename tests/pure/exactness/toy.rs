@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use foretell_core::units::{SplitMix64, TokenId};
 use foretell_core::words::Row;
-use foretell_engines::dialect::score;
-use foretell_engines::openai::Sampling;
+use foretell_engines::score;
+use foretell_wire::openai::Sampling;
 
 // ------------------------------------------- Exact enumeration of random choices
 

@@ -45,12 +45,12 @@ impl SpeculationController {
             return NextStep::Plain(PlainReason::NoGain);
         }
         let control = Arc::clone(&self.control);
-        let open = control.with(|learnt| match self.gate(state, learnt, now) {
-            Some(reason) => Err(reason),
-            None => {
-                let round_costs = self.round_costs(learnt, !state.speculating);
-                Ok((self.budget(state, &round_costs, learnt), round_costs))
+        let open = control.with(|learnt| {
+            if let Some(reason) = self.gate(state, learnt, now) {
+                return Err(reason);
             }
+            let round_costs = self.round_costs(learnt, !state.speculating);
+            Ok((self.budget(state, &round_costs, learnt), round_costs))
         });
         let (budget, round_costs) = match open {
             Ok(open) => open,

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use super::DemoArgs;
 use crate::app::local::FREE;
 use crate::bench::workload::{Error, Workload};
-use crate::config::Strings;
-use crate::config::kind::parse_address;
+use foretell_config::Strings;
+use foretell_config::kind::parse_address;
 
 /// Workloads of the repository that are shown after the built-in ones, if the repository exists.
 const OTHERS: [&str; 4] = ["chat", "completion", "prose", "hostile"];

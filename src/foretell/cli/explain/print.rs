@@ -2,8 +2,8 @@
 
 use std::io::{self, Write};
 
-use foretell_engines::policy::Explanation;
-use foretell_engines::policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
+use foretell_policy::Explanation;
+use foretell_policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
 
 /// Writes it line by line, the result first.
 pub(super) fn words(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {

@@ -8,9 +8,9 @@ use serde::de::DeserializeOwned;
 use super::Given;
 use crate::admin::explain::PREFIX;
 use crate::cli::admin_port::{AdminPort, Fault};
-use crate::config::process::Process;
-use crate::observe::coverage::CoverageReport;
-use foretell_engines::policy::{Explanation, PolicySet};
+use foretell_config::process::Process;
+use foretell_observe::coverage::CoverageReport;
+use foretell_policy::{Explanation, PolicySet};
 
 /// Time limit of an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);

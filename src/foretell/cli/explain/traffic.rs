@@ -9,9 +9,9 @@ use time::format_description::well_known::Rfc3339;
 use super::{ExplainArgs, query};
 use crate::cli::admin_port::AdminPort;
 use crate::cli::{Exit, OK, USAGE, complain, runtime};
-use crate::config::Strings;
-use crate::observe::coverage::report::percent;
-use crate::observe::coverage::{CoverageReport, CoverageRow};
+use foretell_config::Strings;
+use foretell_observe::coverage::report::percent;
+use foretell_observe::coverage::{CoverageReport, CoverageRow};
 
 /// Maximum number of rows printed.
 const ROWS: usize = 20;

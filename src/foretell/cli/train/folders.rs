@@ -7,8 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::clock::unix_now;
-use crate::config::trained::{self, Origin};
+use foretell_config::trained::{self, Origin};
+use foretell_net::clock::unix_now;
 
 /// Maximum age of an interrupted training that is resumed.
 const RESUME_LIMIT: Duration = Duration::from_hours(24);

@@ -52,7 +52,7 @@ impl World {
                     self.submit_draft(number, &mut request, id, DrafterTask::Draft(gamma, position));
                 }
                 Action::Shadow { from } => {
-                    self.submit_draft(number, &mut request, id, DrafterTask::Shadow(from))
+                    self.submit_draft(number, &mut request, id, DrafterTask::Shadow(from));
                 }
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
                 Action::Emit(delta) | Action::Passed(delta) => {

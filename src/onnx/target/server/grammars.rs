@@ -8,7 +8,7 @@ use crate::target::errors::Refusal;
 use crate::target::fields::invalid;
 use crate::target::wire::VerifyRequest;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Grammar, Sampling};
+use foretell_wire::openai::{Grammar, Sampling};
 
 impl App {
     /// Works on the grammar of a request on a separate thread; `None` if it has none.

@@ -8,8 +8,8 @@ use crate::target::fields::{Fields, invalid};
 use crate::target::parts::ParseOptions;
 use crate::target::wire::{Prompt, Served};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::ForcedCalls;
-use foretell_engines::parse::Parsers;
+use foretell_parsers::parse::Parsers;
+use foretell_wire::openai::ForcedCalls;
 
 /// Maximum number of prompts in one request, as in vLLM.
 pub(super) const PROMPTS_MAX: usize = 1024;

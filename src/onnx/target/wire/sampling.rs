@@ -8,7 +8,7 @@ use crate::target::errors::Refusal;
 use crate::target::fields::{Fields, invalid};
 use crate::target::wire::Served;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Grammar, RESPONSE_FORMAT, STRUCTURED_OUTPUTS, Sampling};
+use foretell_wire::openai::{Grammar, RESPONSE_FORMAT, STRUCTURED_OUTPUTS, Sampling};
 
 /// Reads the sampling fields, which are the same on every route.
 pub(super) fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sampling, Refusal> {

@@ -8,7 +8,7 @@ use crate::target::wire::prompt::{message, opening};
 use crate::target::wire::sampling::sampling;
 use crate::target::wire::{LOGPROBS_MAX, Prompt, Served};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Sampling;
+use foretell_wire::openai::Sampling;
 
 /// Maximum number of nodes of a draft: a row of logits of the complete vocabulary is computed for
 /// each, in a run that all streams wait for. Foretell drafts at most an eighth of it.

@@ -1,0 +1,197 @@
+//! The store over which the sidecars of a fleet share what they measure.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::kind::{Kind, form, period};
+use crate::named::FileKind;
+use crate::problem::Refusal;
+use crate::read::Section;
+use crate::values::percent_decoded;
+use crate::yaml::{Node, Value};
+
+/// The store of a fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fleet {
+    /// A Redis or Valkey server; `None`: nothing is shared.
+    pub store: Option<StoreUrl>,
+    /// Name of the fleet: the prefix of all its keys in the store.
+    pub key: String,
+    /// Pause between two exchanges with the store.
+    pub sync: Duration,
+    /// File with the password of the store, read at every connection.
+    pub password_file: Option<PathBuf>,
+    /// Authorities (PEM) that must have signed its certificate; `None`: the usual public ones.
+    pub ca: Option<PathBuf>,
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self {
+            store: None,
+            key: "foretell".to_owned(),
+            sync: Duration::from_secs(5),
+            password_file: None,
+            ca: None,
+        }
+    }
+}
+
+/// Address and login of a store.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl {
+    /// True for TLS.
+    pub tls: bool,
+    /// Host name or IP address.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// Number of the database.
+    pub database: i64,
+    /// User; `None` for the default one.
+    pub user: Option<String>,
+    /// Password, if it is in the URL.
+    pub password: Option<String>,
+}
+
+/// As [`fmt::Display`]: without user and password.
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        write!(f, "{scheme}://{host}:{}/{}", self.port, self.database)
+    }
+}
+
+/// Allowed forms of the URL.
+const URL: &str = "redis(s)://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]";
+
+impl StoreUrl {
+    /// Parses the URL of a store; `None` if it is none. Reserved characters of user and password
+    /// are percent-encoded.
+    fn parse(text: &str) -> Option<Self> {
+        let (scheme, rest) = text.split_once("://")?;
+        let tls = match scheme {
+            "redis" => false,
+            "rediss" => true,
+            _ => return None,
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let database = if path.is_empty() { 0 } else { path.parse().ok().filter(|number| *number >= 0)? };
+        let (login, address) =
+            authority.rsplit_once('@').map_or((None, authority), |(login, address)| (Some(login), address));
+        let (host, port) = host_and_port(address)?;
+        let (user, password) = login.map_or(Some((None, None)), login_of)?;
+        Some(Self { tls, host, port, database, user, password })
+    }
+}
+
+/// Host, and port or the default one.
+fn host_and_port(address: &str) -> Option<(String, u16)> {
+    let (host, port) = match address.strip_prefix('[') {
+        Some(ipv6) => ipv6.split_once(']').map(|(host, rest)| (host, rest.strip_prefix(':')))?,
+        None => address.split_once(':').map_or((address, None), |(host, port)| (host, Some(port))),
+    };
+    let port = port.map_or(Some(6379), |port| port.parse().ok().filter(|port| *port > 0))?;
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
+    let named = !host.is_empty() && host.bytes().all(is_part);
+    named.then(|| (host.to_owned(), port))
+}
+
+/// User and password of `[USER]:PASSWORD`, or of a user alone.
+fn login_of(login: &str) -> Option<(Option<String>, Option<String>)> {
+    let (user, password) = login.split_once(':').map_or((login, None), |(user, pass)| (user, Some(pass)));
+    let user = Some(percent_decoded(user)?).filter(|user| !user.is_empty());
+    match password {
+        None => Some((user, None)),
+        Some("") => None,
+        Some(password) => Some((user, Some(percent_decoded(password)?))),
+    }
+}
+
+fn url() -> Kind<StoreUrl> {
+    let read = |node: &Node| match &node.value {
+        Value::Text(text) => StoreUrl::parse(text).ok_or_else(|| Refusal::new("not the URL of a store", URL)),
+        _ => Err(Refusal::new("wrong type", URL)),
+    };
+    Kind::new(json!({ "type": "string", "pattern": "^rediss?://" }), read)
+}
+
+/// A part of the store's keys.
+fn key() -> Kind<String> {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let parse = move |text: &str| (text.len() <= 64 && text.bytes().all(is_part)).then(|| text.to_owned());
+    let refusal = || Refusal::new("not a name for keys", "up to 64 letters, digits, `-`, `.` and `_`");
+    form(r"^[A-Za-z0-9._-]{1,64}$", refusal, parse).shown(|key| json!(key))
+}
+
+/// Reads `fleet`.
+pub(super) fn read(mut section: Section<'_>) -> Fleet {
+    let default = Fleet::default();
+    let fleet = Fleet {
+        store: section.maybe(
+            "store",
+            "URL of a Redis or Valkey server; null: nothing is shared.",
+            None,
+            &url(),
+        ),
+        key: section.or("key", "Name of the fleet, the prefix of its keys.", default.key, &key()),
+        sync: section.or("sync", "Pause between two exchanges with it.", default.sync, &period()),
+        password_file: section.file("password_file", "File with its password.", FileKind::Secret),
+        ca: section.file(
+            "ca",
+            "Authorities of its certificate, PEM; null: public ones.",
+            FileKind::Authorities,
+        ),
+    };
+    if fleet.password_file.is_some() && fleet.store.as_ref().is_some_and(|store| store.password.is_some()) {
+        let allowed = "a password in the URL or in a file, not both";
+        section.refuse("password_file", Refusal::new("a second password", allowed), "a file");
+    }
+    if fleet.ca.is_some() && fleet.store.as_ref().is_some_and(|store| !store.tls) {
+        section.refuse("ca", Refusal::new("no TLS", "a store at rediss://"), "a file");
+    }
+    section.close();
+    fleet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_logins_are_read_and_never_shown() {
+        let url = StoreUrl::parse("rediss://fore%3Atell:s%40cret@[::1]:7000/2").unwrap();
+        assert_eq!((url.user.as_deref(), url.password.as_deref()), (Some("fore:tell"), Some("s@cret")));
+        assert_eq!(format!("{url} {url:?}"), "rediss://[::1]:7000/2 rediss://[::1]:7000/2");
+        let plain = StoreUrl::parse("redis://store").unwrap();
+        assert_eq!((plain.tls, plain.host.as_str(), plain.port, plain.database), (false, "store", 6379, 0));
+        let secret = StoreUrl::parse("redis://:pass@10.0.0.1/").unwrap();
+        assert_eq!((secret.user, secret.password), (None, Some("pass".to_owned())));
+        for wrong in [
+            "http://store",
+            "store:6379",
+            "redis://",
+            "redis://:6379",
+            "redis://store:x",
+            "redis://store:",
+            "redis://store/x",
+            "redis://store/-1",
+            "redis://store/1/2",
+            "redis://a:@store",
+            "redis://a:%zz@store",
+            "redis://store:70000",
+        ] {
+            assert!(StoreUrl::parse(wrong).is_none(), "{wrong}");
+        }
+    }
+}

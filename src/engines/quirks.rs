@@ -1,0 +1,169 @@
+//! The constant properties in which engines differ: one constant of each dialect, read wherever one
+//! of them decides, so that no engine's name does.
+
+use super::Noise;
+use foretell_core::session::{StopBuffer, StopOrder};
+use foretell_core::words::VerifyMethod;
+use foretell_wire::openai::Route;
+use foretell_wire::translation::Thinking;
+
+/// The constant properties in which engines differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quirks {
+    /// The `owned_by` of its list of models, which identifies it; `None` if it is recognised by
+    /// other answers.
+    pub owner: Option<&'static str>,
+    /// The pages by which a known engine is checked for being the same one; empty: those of the
+    /// introduction that it answered. Needed where one of these waits for the model: a late answer
+    /// would look like an outage during every long prefill.
+    pub same_by: &'static [&'static str],
+    /// The most common configuration, for the page of guarantees; `None` if requests to it are only
+    /// passed through.
+    pub usual: Option<Usual>,
+    /// The noise of a seeded request may be a function of the position in some version or setting
+    /// (vLLM: the V2 model runner), so the probe tests for it.
+    pub noise_may_be_placed: bool,
+    /// The setting without which a later fan-out recomputes most of its prompt, so that no
+    /// verification method can pay; the text tells the operator. `None` if there is no such
+    /// setting.
+    pub cache_setting: Option<&'static str>,
+    /// The setting without which it does not report the prompt and the sampling of a request
+    /// ([`super::Engine::renders`]); `None` if it never does.
+    pub render_setting: Option<&'static str>,
+    /// Its chats take sampling defaults from the model's files, and it does not report them.
+    pub model_defaults: bool,
+    /// How it finds stop texts, and reports them.
+    pub stops: StopQuirks,
+    /// How it reports usage.
+    pub usage: UsageQuirks,
+    /// The `content-type` of its unstreamed answers.
+    pub json_type: &'static str,
+    /// The last event of a chat's text has an empty delta (llama.cpp).
+    pub bare_end: bool,
+    /// Requesting token ids adds events with an empty delta, which otherwise do not exist (vLLM
+    /// 0.32, `chat_completion/serving.py`).
+    pub hollow_deltas: bool,
+    /// The member in which the engine reports the time of an answer, at its end (llama.cpp:
+    /// `timings`); `None` if there is none. No single call has the time of a speculated output, so
+    /// there it is omitted.
+    pub time_report: Option<&'static str>,
+    /// Its texts are made by Hugging Face's code, which removes spaces before punctuation unless
+    /// the model's configuration forbids that (SGLang).
+    pub tidies_text: bool,
+    /// A drafter can draw with this engine's noise: it is a function that is known here, of a seed
+    /// that the engine takes as an additive field.
+    pub shares_noise: bool,
+    /// Rows that it scores after a cached prefix were wrong in some builds (vLLM's for CPUs), so
+    /// the probe asks for the same rows twice.
+    pub rows_may_change: bool,
+    /// The sequences of a fan-out are slots that read a prompt one after the other and keep it
+    /// (llama.cpp), so the probe fills them before it measures.
+    pub fills_slots: bool,
+    /// How reasoning is requested.
+    pub thinking: Thinking,
+    /// It has the Responses and the Messages API itself in its newest version, so what Foretell
+    /// cannot translate is passed through to it.
+    pub has_other_apis: bool,
+}
+
+/// How an engine finds stop texts, and reports them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopQuirks {
+    /// The stop text that counts if one token completes several.
+    pub order: StopOrder,
+    /// Stop texts are looked for in a text with special tokens, which its answers do not show
+    /// (SGLang).
+    pub in_special: bool,
+    /// The part of a streamed text that the engine withholds because a stop text may begin there.
+    pub hold: StopBuffer,
+    /// The member of a choice that names the stop that ended it (vLLM: `stop_reason`, SGLang:
+    /// `matched_stop`); `None` if there is none.
+    pub field: Option<&'static str>,
+    /// That member also names the token that is the end of the text itself.
+    pub field_names_end: bool,
+}
+
+impl StopQuirks {
+    /// Properties that most engines have in common.
+    pub const COMMON: Self = Self {
+        order: StopOrder::Listed,
+        in_special: false,
+        hold: StopBuffer::Beginning,
+        field: None,
+        field_names_end: false,
+    };
+}
+
+/// How an engine reports usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageQuirks {
+    /// The route on which the last chunk of a stream has usage that was not requested (llama.cpp:
+    /// completions); `None` if there is none.
+    pub unrequested: Option<Route>,
+    /// The route whose streams have no event for usage, though the client asks for it (llama.cpp:
+    /// completions); `None` if there is none.
+    pub no_event: Option<Route>,
+    /// Routes whose streams leave the members that are null out of their last usage (SGLang:
+    /// completions).
+    pub bare: &'static [Route],
+    /// Its first calls ask for usage in every event, and every event has it (vLLM): where it is
+    /// missing, the ids are not trusted.
+    pub runs: bool,
+    /// `continuous_usage_stats` puts usage on every event even without `include_usage` (SGLang).
+    pub runs_alone: bool,
+    /// It knows `stream_options.continuous_usage_stats`: others may refuse the request for it.
+    pub has_continuous: bool,
+}
+
+impl UsageQuirks {
+    /// Properties that most engines have in common.
+    pub const COMMON: Self = Self {
+        unrequested: None,
+        no_event: None,
+        bare: &[],
+        runs: false,
+        runs_alone: false,
+        has_continuous: false,
+    };
+}
+
+/// An engine in its most common configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usual {
+    /// Its verification methods, best first.
+    pub methods: &'static [VerifyMethod],
+    /// Inputs of the noise of a seeded request.
+    pub noise: Noise,
+    /// It takes a grammar together with the ids that the grammar has read.
+    pub continues_grammar: bool,
+}
+
+impl Usual {
+    /// Properties that most engines have in common.
+    pub const COMMON: Self = Self { methods: &[], noise: Noise::Call, continues_grammar: false };
+}
+
+impl Quirks {
+    /// Properties that most engines have in common.
+    pub const COMMON: Self = Self {
+        owner: None,
+        same_by: &[],
+        usual: None,
+        noise_may_be_placed: false,
+        cache_setting: None,
+        render_setting: None,
+        model_defaults: false,
+        stops: StopQuirks::COMMON,
+        usage: UsageQuirks::COMMON,
+        json_type: "application/json",
+        bare_end: false,
+        hollow_deltas: false,
+        time_report: None,
+        tidies_text: false,
+        shares_noise: false,
+        rows_may_change: false,
+        fills_slots: false,
+        thinking: Thinking::Template,
+        has_other_apis: false,
+    };
+}

@@ -1,0 +1,59 @@
+//! Connections that have switched protocols: bytes are copied both ways until one side closes.
+
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument;
+
+use foretell_observe::Record;
+
+/// All open tunnels, so that draining can wait for them and cut them.
+#[derive(Clone, Debug, Default)]
+pub struct Tunnels {
+    tasks: TaskTracker,
+    cut: CancellationToken,
+}
+
+impl Tunnels {
+    /// Tunnels that end when `cut` is cancelled.
+    #[must_use]
+    pub fn new(cut: CancellationToken) -> Self {
+        Self { tasks: TaskTracker::new(), cut }
+    }
+
+    /// Joins two connections as soon as both sides have switched.
+    pub(super) fn join(&self, client: OnUpgrade, backend: OnUpgrade, record: Record) {
+        let cut = self.cut.clone();
+        let span = record.span().clone();
+        let joined = async move {
+            let mut record = record;
+            tokio::select! {
+                () = cut.cancelled() => {}
+                ended = copy(client, backend) => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "tunnel ended");
+                    }
+                }
+            }
+            record.end(false);
+        };
+        self.tasks.spawn(joined.instrument(span));
+    }
+
+    /// Waits until all tunnels have ended.
+    pub async fn ended(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    pub fn open(&self) -> usize {
+        self.tasks.len()
+    }
+}
+
+async fn copy(client: OnUpgrade, backend: OnUpgrade) -> Result<(), foretell_net::http::body::BoxError> {
+    let (client, backend) = tokio::try_join!(client, backend)?;
+    tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(backend)).await?;
+    Ok(())
+}
