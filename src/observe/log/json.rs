@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFi
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
 /// Prefix of the targets of Foretell's crates.
-const CRATE_PREFIX: &str = env!("CARGO_PKG_NAME");
+const CRATE_PREFIX: &str = "foretell";
 
 /// Formats an event as one JSON object per line.
 pub(super) struct JsonLines;
