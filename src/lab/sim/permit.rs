@@ -10,7 +10,7 @@ use foretell_core::words::{Mode, VerifyMethod};
 use foretell_engines::{Dialect, Engine, Noise};
 use foretell_policy::part::ModelState;
 use foretell_policy::{
-    Admitted, Fact, Holdback, LiveGates, Ruling, Server, ServerState, Subjects, Terms, plan,
+    Admitted, Fact, Group, Holdback, LiveGates, Ruling, Server, ServerState, Subjects, Terms, plan,
 };
 use foretell_wire::openai::{Defaults, Judgement, Route, judge};
 
@@ -78,7 +78,13 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
     let judged = judge(Route::Completions, br#"{"model":"m","prompt":"a","temperature":0,"max_tokens":64}"#);
     let engine = engine(methods, context);
     let terms = Terms { allow: methods.to_vec(), context_max: context, bytes_max: usize::MAX };
-    let server = Server { engine: &engine, single: Fact::Known(true), nothing_pays: None, terms: &terms };
+    let server = Server {
+        engine: &engine,
+        single: Fact::Known(true),
+        nothing_pays: None,
+        by_format: None,
+        terms: &terms,
+    };
     let headers = HeaderMap::new();
     let Judgement::Eligible(request) = &judged else {
         return Err(Refused::Passthrough(format!("{judged:?}")));
@@ -90,7 +96,9 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
         backend: "sim",
         mode: Mode::Auto,
     };
-    match plan(&admitted, ServerState::Known(server), &policies, &|_| ModelState::Ready) {
+    match plan(&admitted, ServerState::Known(server), &policies, &|_| ModelState::Ready, &|_| {
+        Group::default()
+    }) {
         Ok(ruling) => Ok(permit(ruling)),
         Err(passthrough) => Err(Refused::Passthrough(format!("{passthrough:?}"))),
     }

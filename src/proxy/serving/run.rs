@@ -124,7 +124,7 @@ impl Run {
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
         record.to(&exchange.replica);
-        if self.drawn.in_control_group {
+        if self.drawn.group().in_control {
             record.control_group();
         }
         if self.corpus.reads_others() {
