@@ -7,9 +7,7 @@ use super::facts::{Group, Server};
 use super::part::{DrafterPart, TranslationMode};
 use super::{Accept, Gates, Policy};
 use foretell_core::control::gates::{LoadGates, Signal};
-use foretell_core::draft::Shared;
-use foretell_core::session::{Permission, Rules, Timeouts};
-use foretell_core::units::TokenId;
+use foretell_core::session::{Permission, Rules};
 use foretell_core::words::{Gate, PlainReason, VerifyMethod};
 use foretell_wire::openai::{Control, Route, Sampling};
 
@@ -22,8 +20,7 @@ pub struct Ruling {
     pub policy: Arc<Policy>,
     /// Sampling settings of the target: the client's parameters completed by the server's defaults.
     pub sampling: Sampling,
-    /// Rules of the session. The session runner fills in the deadlines, the control-group draw and
-    /// the drafter model.
+    /// Rules of the session.
     pub rules: Rules,
     /// Name of the first of the policy's drafter models that can draft, and how its drafts are
     /// translated; `None` if no model can.
@@ -77,13 +74,7 @@ impl Ruling {
             lookups: lookups.collect(),
             context_max: server.context_max(),
             segment: server.engine.segment,
-            // Filled in by the session runner, see `Ruling::rules`.
-            vocabulary: TokenId::MAX,
-            shared: Shared::default(),
-            model: None,
-            shares_noise: false,
             control_group: group.in_control,
-            timeouts: Timeouts::default(),
         };
         let model = parts.iter().find_map(|part| match part {
             DrafterPart::ModelDrafter(name, translation_mode) => {

@@ -48,7 +48,7 @@ use crate::serving::run::Run;
 use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, forecast};
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
-use foretell_core::session::{Permission, Rules, Timeouts};
+use foretell_core::session::{Permission, Resources, Timeouts};
 use foretell_core::words::{PassthroughReason, PlainReason};
 use foretell_net::clock::Clock;
 use foretell_net::fleet::Replica;
@@ -233,13 +233,12 @@ impl SessionRunner {
         // A head runs in the target, so it samples with the target's noise.
         let head = identity.engine.proposes > 0 && ruling.rules.lookups.contains(&LookupSpec::Head);
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);
-        let rules = Rules {
+        let resources = Resources {
             model,
             shares_noise,
             vocabulary: identity.tokenizer.end(),
             timeouts: Timeouts { verify: self.setup.verify_timeout, draft: self.setup.draft_timeout },
             shared: draft::Shared { spelling: Some(spelling), schema, ..corpus.shared() },
-            ..ruling.rules.clone()
         };
         // A request that is passed on unchanged counts towards the concurrency of those that are
         // speculated on.
@@ -261,7 +260,7 @@ impl SessionRunner {
             plan: Arc::new(SessionPlan {
                 identity,
                 ruling,
-                rules,
+                resources,
                 sampling,
                 seed,
                 limits,

@@ -19,6 +19,8 @@ use foretell_wire::openai::{Defaults, Judgement, Route, judge};
 pub struct Permit {
     /// The rules of its session.
     pub rules: Rules,
+    /// One of its drafters is a model.
+    pub has_model: bool,
     /// The gates that may close while it runs.
     pub gates: LiveGates,
     /// The control group of its policy.
@@ -123,8 +125,7 @@ fn engine(methods: &[VerifyMethod], context: usize) -> Engine {
 fn permit(ruling: Ruling) -> Permit {
     let Ruling { policy, rules, model, gates, .. } = ruling;
     let control_gate = ControlGate { limit: policy.gates.control, reprobe: policy.gates.reprobe };
-    let rules = Rules { model: model.map(|_| 0), ..rules };
-    Permit { rules, gates, holdback: policy.holdback, control_gate, slots: SLOTS }
+    Permit { rules, has_model: model.is_some(), gates, holdback: policy.holdback, control_gate, slots: SLOTS }
 }
 
 #[cfg(test)]
@@ -143,15 +144,10 @@ mod tests {
             let permit = of("p", &policy(&[PROMPT_LOOKUP, MODEL_DRAFTER]), methods, 4096).expect("a permit");
             assert_eq!(permit.rules.methods, methods);
             assert_eq!((permit.rules.permission, permit.rules.gamma_max), (Permission::Speculate, 32));
-            assert!(permit.rules.model.is_some() && permit.rules.lookups.len() == 1);
+            assert!(permit.has_model && permit.rules.lookups.len() == 1);
         }
-        assert!(
-            of("p", &policy(&[PROMPT_LOOKUP]), &[VerifyMethod::Tree], 9)
-                .expect("a permit")
-                .rules
-                .model
-                .is_none()
-        );
+        let without = of("p", &policy(&[PROMPT_LOOKUP]), &[VerifyMethod::Tree], 9).expect("a permit");
+        assert!(!without.has_model);
     }
 
     #[test]

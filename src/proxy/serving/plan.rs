@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::serving::grammar::Grammar;
 use foretell_core::draft::LookupSpec;
-use foretell_core::session::{Permission, Rules};
+use foretell_core::session::{Permission, Resources};
 use foretell_core::words::PlainReason;
 use foretell_engines::Engine;
 use foretell_net::fleet::identity::Identity;
@@ -34,7 +34,8 @@ pub struct SessionPlan {
     pub identity: Arc<Identity>,
     /// Permissions by policy, client, operator and server.
     pub ruling: Ruling,
-    pub rules: Rules,
+    /// What the session gets besides the rules of the ruling.
+    pub resources: Resources,
     /// Sampling parameters of client and server; `seed` is the session's where the engine's noise
     /// can be reproduced.
     pub sampling: Sampling,
@@ -52,7 +53,7 @@ impl SessionPlan {
     /// The engine, which computes proposals of its head only if a drafter reads them: never for
     /// the control group, whose answers they would delay.
     pub fn engine(&self) -> Arc<Engine> {
-        let (engine, rules) = (&self.identity.engine, &self.rules);
+        let (engine, rules) = (&self.identity.engine, &self.ruling.rules);
         let plain = rules.methods.is_empty() || (rules.control_group && rules.gamma_fixed.is_none());
         if engine.proposes == 0 || (!plain && rules.lookups.contains(&LookupSpec::Head)) {
             return Arc::clone(engine);
@@ -62,7 +63,8 @@ impl SessionPlan {
 
     /// Narrows the permission: it is not known which process answers.
     pub fn without_process(&mut self, closed: Option<PlainReason>) {
-        self.rules.permission = untied(self.rules.permission, closed);
+        let permission = &mut self.ruling.rules.permission;
+        *permission = untied(*permission, closed);
     }
 }
 
