@@ -16,7 +16,8 @@ pub mod start;
 pub use machine::Session;
 pub use parse::{CallDelta, Difference, MakeParser, Parse, Parsed};
 pub use start::{
-    Ending, GAMMA_MAX, Limit, Permission, Rules, Start, StopBuffer, StopOrder, Timeouts, VERIFY_TIMEOUT,
+    Ending, GAMMA_MAX, Limit, Permission, Resources, Rules, Start, StopBuffer, StopOrder, Timeouts,
+    VERIFY_TIMEOUT,
 };
 
 use crate::control::costs::Basis;

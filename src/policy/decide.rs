@@ -4,7 +4,7 @@
 //! session while the request comes in; [`plan`] takes the rest once its server is known. Both end
 //! at the first step that does not pass. [`explain`] takes all of them, also after that step.
 
-use super::facts::{Backend, Body, Facts, Head, Models, ServerState, Subjects};
+use super::facts::{Backend, Body, Facts, Groups, Head, Models, ServerState, Subjects};
 use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 use super::part::{DrafterPart, parts};
 use super::ruling::{Allowed, Ruling};
@@ -155,6 +155,7 @@ pub fn plan(
     server: ServerState<'_>,
     policies: &PolicySet,
     models: Models<'_>,
+    group: Groups<'_>,
 ) -> Result<Ruling, Passthrough> {
     let known = Planning {
         head: admitted.head,
@@ -164,6 +165,7 @@ pub fn plan(
         server: Fact::Known(server),
         policies: Fact::Known(policies),
         models,
+        group,
     };
     let mut walk = Walk::default();
     let Steps { ruling, policy, .. } = known.steps(&mut walk);
@@ -198,6 +200,7 @@ fn walk(facts: &Facts<'_>, walk: Walk) -> Decision {
         server: facts.server,
         policies: facts.policies,
         models: facts.models,
+        group: facts.group,
     };
     let Steps { ruling, temperature, .. } = planning.steps(&mut walk);
     let outcome = match (walk.halt, ruling) {
@@ -219,6 +222,7 @@ struct Planning<'a> {
     server: Fact<ServerState<'a>>,
     policies: Fact<&'a PolicySet>,
     models: Models<'a>,
+    group: Groups<'a>,
 }
 
 /// Findings of the steps from the server on.
@@ -256,8 +260,12 @@ impl Planning<'_> {
         );
         let permission = walk.step(
             DecisionStep::Permission,
-            || steps::permission(backend.ok_or(NO_BACKEND)?.1, policy.ok_or(NO_POLICY)?, control, server),
-            |permission| steps::say_permission(*permission),
+            || {
+                let (mode, policy) = (backend.ok_or(NO_BACKEND)?.1, policy.ok_or(NO_POLICY)?);
+                let prompt = request.map(Request::prompt_size);
+                steps::permission(mode, policy, control, server, (prompt, self.group))
+            },
+            |(permission, _)| steps::say_permission(*permission),
         );
         let methods = walk.step(
             DecisionStep::VerifyLimits,

@@ -1,10 +1,13 @@
 //! The facts that a decision is made from. The caller fills in the known ones and gives a reason
 //! for each unknown one.
 
+use std::sync::Arc;
+
 use http::{HeaderMap, HeaderValue};
 
 use super::part::ModelState;
-use super::{Fact, PolicySet, Subject};
+use super::{Fact, Policy, PolicySet, Subject};
+use foretell_core::session::Permission;
 use foretell_core::words::{Mode, PassthroughReason, VerifyMethod};
 use foretell_engines::Engine;
 use foretell_wire::openai::{Api, Control, Judgement, Request, Route};
@@ -83,7 +86,21 @@ pub struct Facts<'a> {
     pub policies: Fact<&'a PolicySet>,
     /// State of the drafter models.
     pub models: Models<'a>,
+    /// The group of the request, once its policy is known.
+    pub group: Groups<'a>,
 }
+
+/// The group of a request in the comparison of its policy with plain decoding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Group {
+    /// It is in the control group.
+    pub in_control: bool,
+    /// Speculation by this policy has been slower than the control group.
+    pub is_slower: bool,
+}
+
+/// Draws, or looks up, the group of a request that a policy applies to.
+pub type Groups<'a> = &'a dyn Fn(&Arc<Policy>) -> Group;
 
 /// The client's request in `x-foretell`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,8 +216,18 @@ pub struct Server<'a> {
     pub single: Fact<bool>,
     /// True if the probe found that speculation gains nothing there; `None` without a probe.
     pub nothing_pays: Option<bool>,
+    /// The permission to which the format of its answers to this request narrows that of every
+    /// policy; `None` if it does not.
+    pub by_format: Option<Permission>,
     /// The operator's limits.
     pub terms: &'a Terms,
+}
+
+impl Server<'_> {
+    /// Maximum tokens of context and draft in a verify request.
+    pub fn context_max(&self) -> usize {
+        self.engine.context.unwrap_or(usize::MAX).min(self.terms.context_max)
+    }
 }
 
 /// The operator's limits for verify requests of a backend.

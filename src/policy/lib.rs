@@ -21,7 +21,9 @@ use std::sync::Arc;
 pub use decide::{Admission, Admitted, Decision, plan};
 pub use explain::Explanation;
 pub use fact::Fact;
-pub use facts::{Backend, Body, Facts, Head, Models, Server, ServerState, Subjects, Terms, Wish};
+pub use facts::{
+    Backend, Body, Facts, Group, Groups, Head, Models, Server, ServerState, Subjects, Terms, Wish,
+};
 pub use matching::{Bounds, Match, Mismatch, Subject};
 pub use outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 pub use ruling::{LiveGates, Ruling};

@@ -3,13 +3,11 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use super::facts::Server;
+use super::facts::{Group, Server};
 use super::part::{DrafterPart, TranslationMode};
 use super::{Accept, Gates, Policy};
 use foretell_core::control::gates::{LoadGates, Signal};
-use foretell_core::draft::Shared;
-use foretell_core::session::{Permission, Rules, Timeouts};
-use foretell_core::units::TokenId;
+use foretell_core::session::{Permission, Rules};
 use foretell_core::words::{Gate, PlainReason, VerifyMethod};
 use foretell_wire::openai::{Control, Route, Sampling};
 
@@ -22,8 +20,7 @@ pub struct Ruling {
     pub policy: Arc<Policy>,
     /// Sampling settings of the target: the client's parameters completed by the server's defaults.
     pub sampling: Sampling,
-    /// Rules of the session. The session runner fills in the deadlines, the control-group draw and
-    /// the drafter model.
+    /// Rules of the session.
     pub rules: Rules,
     /// Name of the first of the policy's drafter models that can draft, and how its drafts are
     /// translated; `None` if no model can.
@@ -36,7 +33,7 @@ pub struct Ruling {
 
 /// Results of the steps, from which a ruling is made.
 pub(super) struct Allowed<'a> {
-    pub(super) permission: Permission,
+    pub(super) permission: (Permission, Group),
     pub(super) methods: Vec<VerifyMethod>,
     pub(super) parts: Vec<DrafterPart<'a>>,
     pub(super) control: Option<Control>,
@@ -50,7 +47,7 @@ impl Ruling {
         server: &Server<'_>,
         allowed: Allowed<'_>,
     ) -> Self {
-        let Allowed { permission, methods, parts, control, route } = allowed;
+        let Allowed { permission: (permission, group), methods, parts, control, route } = allowed;
         let gamma = |gamma: u32| match control {
             Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
             _ => gamma as usize,
@@ -75,15 +72,9 @@ impl Ruling {
             max_gap: Some(policy.gates.max_gap),
             first_token: policy.gates.first_token,
             lookups: lookups.collect(),
-            context_max: server.engine.context.unwrap_or(usize::MAX).min(server.terms.context_max),
+            context_max: server.context_max(),
             segment: server.engine.segment,
-            // Filled in by the session runner, see `Ruling::rules`.
-            vocabulary: TokenId::MAX,
-            shared: Shared::default(),
-            model: None,
-            shares_noise: false,
-            control_group: false,
-            timeouts: Timeouts::default(),
+            control_group: group.in_control,
         };
         let model = parts.iter().find_map(|part| match part {
             DrafterPart::ModelDrafter(name, translation_mode) => {

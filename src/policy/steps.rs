@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::facts::{Backend, Body, Server, ServerState, Wish};
+use super::facts::{Backend, Body, Group, Groups, Server, ServerState, Wish};
 use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 use super::part::DrafterPart;
 use super::{Fact, Policy, PolicyMode, PolicySet, Subject};
 use foretell_core::session::Permission;
 use foretell_core::words::{Mode, PassthroughReason, PlainReason, Refused, VerifyMethod};
 use foretell_engines::Engine;
-use foretell_wire::openai::{Control, Request, Sampling, SamplingField, control_header};
+use foretell_wire::openai::{Control, PromptSize, Request, Sampling, SamplingField, control_header};
 
 /// Reason for ending the decision at a step.
 pub(super) enum Halt {
@@ -205,23 +205,40 @@ pub(super) fn matching<'a>(
     }
 }
 
-/// The strictest of the permissions of process, policy and client. Never speculation where the
-/// engine speculates itself, or where a probe found that speculation gains nothing.
+/// The strictest of the permissions of process, policy, client and server, and the group of the
+/// request.
 pub(super) fn permission(
     mode: Mode,
-    policy: &Policy,
+    policy: &Arc<Policy>,
     control: Option<Control>,
     server: Option<Server<'_>>,
-) -> Result<Permission, Halt> {
+    (prompt, group): (Option<PromptSize>, Groups<'_>),
+) -> Result<(Permission, Group), Halt> {
     match (mode, policy.mode, control) {
         (Mode::Off, _, _) => return Err(PassthroughReason::Off.into()),
         (_, _, Some(Control::Off)) => return Err(PassthroughReason::Client.into()),
         (_, PolicyMode::Off, _) => return Err(PassthroughReason::Policy.into()),
+        _ => {}
+    }
+    let group = group(policy);
+    Ok((permitted(mode, policy, control, server, (prompt, group))?, group))
+}
+
+/// The format of the answers comes before the comparison: a request closed for its comparison is
+/// still served by a session, and some answers no session can write.
+fn permitted(
+    mode: Mode,
+    policy: &Policy,
+    control: Option<Control>,
+    server: Option<Server<'_>>,
+    (prompt, group): (Option<PromptSize>, Group),
+) -> Result<Permission, Halt> {
+    match (mode, policy.mode, control) {
         (_, PolicyMode::Plain, _) => return Ok(Permission::Plain(PlainReason::Policy)),
         (_, _, Some(Control::Plain)) => return Ok(Permission::Plain(PlainReason::Client)),
         (Mode::Observe, _, _) => return Ok(Permission::Shadow(PlainReason::Observe)),
         (Mode::Auto, PolicyMode::Shadow, _) => return Ok(Permission::Shadow(PlainReason::Shadow)),
-        (Mode::Auto, PolicyMode::Auto, _) => {}
+        _ => {}
     }
     let server = server.ok_or(NO_SERVER)?;
     if server.engine.speculates {
@@ -229,6 +246,16 @@ pub(super) fn permission(
     }
     if server.nothing_pays == Some(true) && policy.gamma.fixed.is_none() {
         return Ok(Permission::Plain(PlainReason::NoGain));
+    }
+    if let Some(permission) = server.by_format {
+        return Ok(permission);
+    }
+    if group.is_slower && policy.gamma.fixed.is_none() {
+        return Ok(Permission::Shadow(PlainReason::GateControl));
+    }
+    // Such a request is never speculated on, so nothing is added to its first call.
+    if prompt.is_some_and(|prompt| prompt.at_least() > server.context_max()) {
+        return Ok(Permission::Plain(PlainReason::ContextTooLong));
     }
     Ok(Permission::Speculate)
 }

@@ -33,6 +33,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
 
 use crate::learning::Learnt;
+use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::comparison::Drawn;
 use crate::learning::corpus::{CorpusAccess, CorpusHandle};
 use crate::learning::recording::{Record, Recorder};
@@ -47,7 +48,7 @@ use crate::serving::run::Run;
 use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, forecast};
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
-use foretell_core::session::{Permission, Rules, Timeouts};
+use foretell_core::session::{Permission, Resources, Timeouts};
 use foretell_core::words::{PassthroughReason, PlainReason};
 use foretell_net::clock::Clock;
 use foretell_net::fleet::Replica;
@@ -78,6 +79,38 @@ pub struct SessionRunnerSetup {
     pub corpus: CorpusHandle,
     /// `None` without `corpus.record` of the config file.
     pub recorder: Option<Recorder>,
+}
+
+/// The format of a server's answers to one request.
+pub struct AnswerFormat {
+    /// Traits observed in the server's answers.
+    traits: Arc<AnswerTraits>,
+    /// Knowledge about a grammar that may constrain the output.
+    grammar: Grammar,
+    /// The permission to which it narrows that of every policy; `None` if it does not.
+    pub permission: Option<Permission>,
+}
+
+fn format_permission(
+    identity: &Identity,
+    request: &Request,
+    traits: &AnswerTraits,
+    grammar: &Grammar,
+) -> Option<Permission> {
+    let engine = &identity.engine;
+    let has_ids = engine.dialect.codec().reports_ids(request.route) || engine.reports_first_token(request);
+    let lost = |stop: &String| identity.tokenizer.touches_special(stop);
+    let stops = engine.dialect.quirks().stops.in_special && request.stop.iter().any(lost);
+    if !has_ids || stops {
+        return Some(Permission::Plain(PlainReason::UntrustedIds));
+    }
+    if *grammar == Grammar::Known(true) {
+        return Some(Permission::Plain(PlainReason::Grammar));
+    }
+    match request.route {
+        Route::Chat => parsing::permission(identity, request, traits),
+        Route::Completions => None,
+    }
 }
 
 /// Runs the sessions of eligible requests.
@@ -130,25 +163,12 @@ impl SessionRunner {
         })
     }
 
-    /// The permission to which the format of an engine's answers narrows that of every policy;
-    /// `None` if it does not.
-    pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<Permission> {
+    /// The format of a server's answers to a request, as it is known now.
+    pub fn answer_format(&self, identity: &Identity, request: &Request) -> AnswerFormat {
         let traits = self.setup.learnt.answer_traits(identity);
-        let engine = &identity.engine;
-        let has_ids =
-            engine.dialect.codec().reports_ids(request.route) || engine.reports_first_token(request);
-        let lost = |stop: &String| identity.tokenizer.touches_special(stop);
-        let stops = engine.dialect.quirks().stops.in_special && request.stop.iter().any(lost);
-        if !has_ids || stops {
-            return Some(Permission::Plain(PlainReason::UntrustedIds));
-        }
-        if Grammar::of(identity, request, &traits, self.clock.now()) == Grammar::Known(true) {
-            return Some(Permission::Plain(PlainReason::Grammar));
-        }
-        if request.route != Route::Chat {
-            return None;
-        }
-        parsing::permission(identity, request, &traits)
+        let grammar = Grammar::of(identity, request, &traits, self.clock.now());
+        let permission = format_permission(identity, request, &traits, &grammar);
+        AnswerFormat { traits, grammar, permission }
     }
 
     /// The state of the output parsers for this request, in words for the operator; `None` if they
@@ -162,6 +182,7 @@ impl SessionRunner {
         &self,
         exchange: &Exchange,
         knowledge: Option<&ServerKnowledge>,
+        by_format: Option<Permission>,
     ) -> Result<(Ruling, Drawn), Passthrough> {
         let client = &exchange.client;
         let tenant = client.tenant.as_deref();
@@ -173,7 +194,7 @@ impl SessionRunner {
             mode: client.mode,
         };
         let begun = Instant::now();
-        let ruled = self.setup.rulebook.rule(&admitted, knowledge, &self.setup.drafters);
+        let ruled = self.setup.rulebook.rule(&admitted, knowledge, by_format, &self.setup.drafters);
         exchange.shared.observer.metrics().overhead(Stage::Decide, begun.elapsed());
         ruled
     }
@@ -182,14 +203,16 @@ impl SessionRunner {
     fn prepare(&self, exchange: &Exchange) -> Result<Run, Passthrough> {
         let (request, backend) = (&exchange.request, exchange.replica.backend());
         let knowledge = self.setup.identities.knowledge(&exchange.replica);
-        let (ruling, drawn) = self.rule(exchange, knowledge.as_deref())?;
-        let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else {
+        let format = match knowledge.as_deref() {
+            Some(ServerKnowledge::Known(identity)) => Some(self.answer_format(identity, request)),
+            _ => None,
+        };
+        let by_format = format.as_ref().and_then(|format| format.permission);
+        let (ruling, drawn) = self.rule(exchange, knowledge.as_deref(), by_format)?;
+        let (Some(ServerKnowledge::Known(identity)), Some(format)) = (knowledge.as_deref(), format) else {
             return Err(PassthroughReason::NoVerifyMethod.into());
         };
-        let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
-        let permission = plan::fitting(permission, request.prompt_size(), ruling.rules.context_max);
-        let answer_traits = self.setup.learnt.answer_traits(identity);
-        let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
+        let permission = ruling.rules.permission;
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let noise_is_known = identity.engine.dialect.quirks().shares_noise;
@@ -210,15 +233,12 @@ impl SessionRunner {
         // A head runs in the target, so it samples with the target's noise.
         let head = identity.engine.proposes > 0 && ruling.rules.lookups.contains(&LookupSpec::Head);
         let shares_noise = noise_is_known && (drafting.shares_noise() || head);
-        let rules = Rules {
-            permission,
-            control_group: drawn.in_control_group,
+        let resources = Resources {
             model,
             shares_noise,
             vocabulary: identity.tokenizer.end(),
             timeouts: Timeouts { verify: self.setup.verify_timeout, draft: self.setup.draft_timeout },
             shared: draft::Shared { spelling: Some(spelling), schema, ..corpus.shared() },
-            ..ruling.rules.clone()
         };
         // A request that is passed on unchanged counts towards the concurrency of those that are
         // speculated on.
@@ -237,7 +257,16 @@ impl SessionRunner {
         };
         let identity = Arc::clone(identity);
         Ok(Run {
-            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits, parses, grammar }),
+            plan: Arc::new(SessionPlan {
+                identity,
+                ruling,
+                resources,
+                sampling,
+                seed,
+                limits,
+                parses,
+                grammar: format.grammar,
+            }),
             drawn,
             control,
             drafting,
@@ -245,7 +274,7 @@ impl SessionRunner {
             clock: self.clock,
             present,
             scoring: Arc::clone(&self.scoring),
-            answer_traits,
+            answer_traits: format.traits,
             first_call,
         })
     }
@@ -279,10 +308,9 @@ impl SessionRunner {
 
     /// The recorder, if process, policy and client let this request be recorded and it is one of
     /// the recorded share. Only requests of sessions are recorded, since their token ids are
-    /// certain; `permission` is that of the ruling, narrowed.
+    /// certain.
     fn recorder(&self, permission: Permission, ruling: &Ruling, exchange: &Exchange) -> Option<&Recorder> {
-        let may_speculate = matches!(ruling.rules.permission, Permission::Speculate);
-        let is_session = may_speculate && permission.never().is_none();
+        let is_session = permission.never().is_none();
         let allowed = ruling.policy.corpus.record && exchange.client.may_use_corpus && is_session;
         let recorder = self.setup.recorder.as_ref()?;
         (allowed && recorder.draws()).then_some(recorder)

@@ -8,7 +8,8 @@ use foretell_core::control::{Class, Control, TemperatureBucket, Way};
 use foretell_core::draft::{Agreement, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
 use foretell_core::session::{
     Action, ActionId, CallDelta, Decode, Doubted, Ending, Event, Fault, Finish, Limit, MakeParser, Parse,
-    Parsed, PartsSeen, Permission, PlainRequest, Rules, Session, Start, StopBuffer, Summary, Tail, Timeouts,
+    Parsed, PartsSeen, Permission, PlainRequest, Resources, Rules, Session, Start, StopBuffer, Summary, Tail,
+    Timeouts,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, Proposal, Put, Row, VerifyMethod, VerifyResult};
@@ -108,6 +109,10 @@ impl Desk {
         Self::marked(rules, ending, &[])
     }
 
+    fn with(rules: Rules, resources: Resources, ending: Ending) -> Self {
+        Self::begun(rules, ending, |start| start.resources = resources)
+    }
+
     /// A chat in which these tokens may be parsed by the backend.
     fn marked(rules: Rules, ending: Ending, marks: &[TokenId]) -> Self {
         Self::begun(rules, ending, |start| start.marks = marks.into())
@@ -133,6 +138,7 @@ impl Desk {
             parser: None,
             unconfirmed: false,
             rules,
+            resources: Resources::default(),
             sent: None,
             first_token_alone: false,
             seed: 3,
@@ -198,6 +204,14 @@ fn rules() -> Rules {
         lookups: vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
         ..Rules::default()
     }
+}
+
+fn of_vocabulary(vocabulary: TokenId) -> Resources {
+    Resources { vocabulary, ..Resources::default() }
+}
+
+fn with_a_model() -> Resources {
+    Resources { model: Some(0), ..Resources::default() }
 }
 
 fn desk() -> Desk {
@@ -268,7 +282,11 @@ impl Spelling for Bytes {
 fn an_object_is_drafted_by_the_schema_in_the_prompt_from_its_first_quote_on() {
     let shared = Shared { spelling: Some(Arc::new(Bytes)), ..Shared::default() };
     let lookups = vec![LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true }];
-    let mut desk = Desk::new(Rules { lookups, shared, gamma_fixed: Some(4), ..rules() }, Ending::default());
+    let mut desk = Desk::with(
+        Rules { lookups, gamma_fixed: Some(4), ..rules() },
+        Resources { shared, ..Resources::default() },
+        Ending::default(),
+    );
     let asked = desk.asks();
     let [(plain, Action::Plain(PlainRequest::First))] = asked[..] else { panic!("{asked:?}") };
     let tokens = |text: &str| text.bytes().map(TokenId::from).collect::<Vec<_>>();
@@ -657,12 +675,12 @@ fn a_mark_in_the_first_call_makes_ids_untrusted() {
 
 #[test]
 fn an_id_that_no_token_has_counts_on_the_accepted_path_alone() {
-    let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
+    let mut desk = Desk::with(rules(), of_vocabulary(20), Ending::default());
     let (verify, _) = desk.take_step();
     let asked = desk.tell(verify, rows(&[1, 7, 4_000_000]));
     assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
     assert_eq!(desk.text, "abh");
-    let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
+    let mut desk = Desk::with(rules(), of_vocabulary(20), Ending::default());
     let (verify, _) = desk.take_step();
     stays_plain(&desk.tell(verify, rows(&[1, 4_000_000, 7])));
     assert_eq!(desk.text, "a");
@@ -673,14 +691,14 @@ fn no_verify_request_has_an_id_outside_the_vocabulary() {
     // The prompt "abcabc" lets the lookups draft 1 and 2 after 0; an engine may die of an unknown
     // id.
     for (vocabulary, drafted) in [(3, vec![1, 2]), (2, vec![1]), (1, vec![])] {
-        let mut desk = Desk::new(Rules { vocabulary, ..rules() }, Ending::default());
+        let mut desk = Desk::with(rules(), of_vocabulary(vocabulary), Ending::default());
         let plain = desk.plain();
         let asked = desk.token(plain, 0);
         let Some((_, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
         assert_eq!(draft.nodes().iter().map(|node| node.token).collect::<Vec<_>>(), drafted);
     }
     // Neither has one that the model drafter proposes.
-    let (mut desk, draft) = asking(Rules { vocabulary: 5, lookups: Vec::new(), ..rules() });
+    let (mut desk, draft) = asking_with(Rules { lookups: Vec::new(), ..rules() }, of_vocabulary(5));
     let asked = desk.tell(draft, Event::Draft(chain(&[4, 5])));
     let Some((_, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
     assert_eq!(draft.nodes().iter().map(|node| node.token).collect::<Vec<_>>(), [4]);
@@ -753,8 +771,12 @@ fn the_end_of_text_inside_a_run_ends_it() {
 }
 
 /// A session with fixed gamma and a model drafter, after its first draft request.
-fn asking(more: Rules) -> (Desk, ActionId) {
-    let mut desk = Desk::new(Rules { model: Some(0), ..more }, Ending::default());
+fn asking(rules: Rules) -> (Desk, ActionId) {
+    asking_with(rules, Resources::default())
+}
+
+fn asking_with(rules: Rules, resources: Resources) -> (Desk, ActionId) {
+    let mut desk = Desk::with(rules, Resources { model: Some(0), ..resources }, Ending::default());
     let plain = desk.plain();
     let asked = desk.token(plain, 0);
     let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2, .. })] = asked[..] else {
@@ -776,7 +798,7 @@ fn expire(desk: &mut Desk) -> Vec<(ActionId, Action)> {
 #[test]
 fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take() {
     let (mut desk, draft) = asking(rules());
-    let bound = rules().timeouts.verify;
+    let bound = Timeouts::default().verify;
     assert_eq!(desk.session.deadline(), Some(desk.now.after(bound)), "a drafter that hangs holds no client");
     desk.now = desk.now.after(bound / 2);
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 5])));
@@ -791,7 +813,8 @@ fn the_first_draft_reads_the_prompt_and_is_waited_for_as_long_as_a_call_may_take
 #[case::an_empty_round(Vec::new(), &[])]
 fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec>, #[case] sent: &[TokenId]) {
     let timeouts = Timeouts { draft: Some(Duration::from_millis(30)), ..Timeouts::default() };
-    let (mut desk, draft) = asking(Rules { timeouts, lookups, ..rules() });
+    let (mut desk, draft) =
+        asking_with(Rules { lookups, ..rules() }, Resources { timeouts, ..Resources::default() });
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 2])));
     let [(verify, Action::Verify(..))] = asked[..] else { panic!("{asked:?}") };
     let asked = desk.tell(verify, rows(&[1, 2, 0]));
@@ -859,8 +882,8 @@ fn teach(control: &Control) {
 
 #[test]
 fn without_a_limit_a_draft_is_waited_for_the_time_of_two_plain_tokens() {
-    let free = Rules { gamma_fixed: None, model: Some(0), lookups: Vec::new(), ..rules() };
-    let mut desk = Desk::new(free, Ending::default());
+    let free = Rules { gamma_fixed: None, lookups: Vec::new(), ..rules() };
+    let mut desk = Desk::with(free, with_a_model(), Ending::default());
     teach(&desk.control);
     let plain = desk.plain();
     let asked = desk.token(plain, 0);
@@ -881,8 +904,8 @@ fn without_a_limit_a_draft_is_waited_for_the_time_of_two_plain_tokens() {
 
 #[test]
 fn where_lookups_pay_from_the_first_token_on_the_model_reads_beside_their_rounds() {
-    let free = Rules { gamma_fixed: None, model: Some(0), ..rules() };
-    let mut desk = Desk::new(free, Ending::default());
+    let free = Rules { gamma_fixed: None, ..rules() };
+    let mut desk = Desk::with(free, with_a_model(), Ending::default());
     teach(&desk.control);
     desk.control.with(|learnt| {
         let vote = Vote::new(Source::PromptLookup, Features::matched(4));
@@ -913,8 +936,8 @@ fn a_plain_token_without_a_proposal_says_nothing_about_rounds_that_would_have_on
     let heads = vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 }), LookupSpec::Head];
     let shadow = Permission::Shadow(PlainReason::Shadow);
     let shared = Shared { proposes: true, ..Shared::default() };
-    let watched = Rules { gamma_fixed: None, permission: shadow, lookups: heads, shared, ..rules() };
-    let mut desk = Desk::new(watched, Ending::default());
+    let watched = Rules { gamma_fixed: None, permission: shadow, lookups: heads, ..rules() };
+    let mut desk = Desk::with(watched, Resources { shared, ..Resources::default() }, Ending::default());
     let plain = desk.plain();
     let counted = |desk: &Desk| {
         let class = Class::new(Source::PromptLookup.into(), TemperatureBucket::Greedy, 0);

@@ -16,7 +16,7 @@ use self::streak::Streak;
 use super::Balance;
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
-use super::start::{Permission, Rules};
+use super::start::{Permission, Resources, Rules};
 use crate::control::{
     Class, Control, Measurements, Quote, Round, RoundCosts, TemperatureBucket, Tuning, Way,
 };
@@ -130,17 +130,23 @@ pub struct SpeculationController {
 
 impl SpeculationController {
     /// A controller with the measurements of `control` and none of this request.
-    pub fn new(control: Arc<Control>, rules: &Rules, temperature: f64, seed: u64) -> Self {
+    pub fn new(
+        control: Arc<Control>,
+        rules: &Rules,
+        resources: &Resources,
+        temperature: f64,
+        seed: u64,
+    ) -> Self {
         let drafts = !matches!(rules.permission, Permission::Plain(_));
         Self {
             control,
             bucket: rules.bucket(temperature),
             methods: rules.methods.clone(),
-            slots: if drafts { SessionDrafter::all(rules) } else { Vec::new() },
+            slots: if drafts { SessionDrafter::all(rules, resources) } else { Vec::new() },
             virtual_round: None,
             uncounted: None,
-            model: DrafterId::model(rules.model.unwrap_or_default()),
-            vocabulary: rules.vocabulary,
+            model: DrafterId::model(resources.model.unwrap_or_default()),
+            vocabulary: resources.vocabulary,
             prompt: None,
             fed: 0,
             gamma_max: rules.gamma_max,

@@ -17,7 +17,7 @@ use self::flight::{ActionKind, Flight, PlainFlight, PlainScope, Shadowing};
 use super::accept::{Judge, Walk};
 use super::controller::SpeculationController;
 use super::output::Output;
-use super::start::{Permission, Rules, Start};
+use super::start::{Permission, Resources, Rules, Start};
 use super::{
     Action, ActionId, Delta, Doubted, Event, Fault, Finish, PlainRequest, Stopped, Summary, footprint,
 };
@@ -51,6 +51,7 @@ struct Interruptions {
 /// there.
 pub struct Session<W: Walk = Judge> {
     rules: Rules,
+    resources: Resources,
     marks: Arc<[TokenId]>,
     output: Output,
     /// A grammar may constrain the backend's sampling.
@@ -92,9 +93,16 @@ impl<W: Walk> Session<W> {
     /// As [`Session::new`], with rounds judged by `judge`.
     pub fn judged_by(judge: W, start: Start, control: Arc<Control>, now: Tick) -> Self {
         let (presence, since) = start.sent.unwrap_or_else(|| (Presence::reading(Arc::clone(&control)), now));
-        let controller = SpeculationController::new(control, &start.rules, start.temperature, start.seed);
+        let controller = SpeculationController::new(
+            control,
+            &start.rules,
+            &start.resources,
+            start.temperature,
+            start.seed,
+        );
         let mut session = Self {
             rules: start.rules,
+            resources: start.resources,
             marks: start.marks,
             output: Output::new(start.ending, start.limit, start.decode, start.parser),
             constrained: start.unconfirmed,

@@ -37,6 +37,8 @@ pub struct Start {
     pub unconfirmed: bool,
     /// The rules of policy, replica and client.
     pub rules: Rules,
+    /// Data and limits of the session runner.
+    pub resources: Resources,
     /// Time at which the client's request was sent, and its presence among the requests of the
     /// engine from then on; `None`: now. Some engines send no head before their first token.
     pub sent: Option<(Presence, Tick)>,
@@ -164,8 +166,6 @@ pub struct Rules {
     pub methods: Vec<VerifyMethod>,
     /// The acceptance rule.
     pub accept: Accept,
-    /// The target's largest token id plus one; a result with an id that is not below it is refused.
-    pub vocabulary: TokenId,
     /// Maximum draft nodes of one round.
     pub gamma_max: usize,
     /// Speculate at every token event with a draft of at most this many nodes, whatever it yields.
@@ -192,13 +192,6 @@ pub struct Rules {
     pub first_token: f64,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,
-    /// Data of the lookups beyond the request itself.
-    pub shared: Shared,
-    /// The number of the model drafter that answers `Draft` and `Shadow`
-    /// ([`crate::control::Control::model`]); `None` without one.
-    pub model: Option<u8>,
-    /// The model drafter, or the head of the target, draws with the target's noise.
-    pub shares_noise: bool,
     /// Maximum tokens of context and draft in a verify request.
     pub context_max: usize,
     /// This request is in the control group.
@@ -206,8 +199,34 @@ pub struct Rules {
     /// Maximum tokens of a continued plain request, where they must be limited; `None` decides by
     /// measurement.
     pub segment: Option<u32>,
+}
+
+/// What the session runner gives to a session, besides its rules.
+#[derive(Clone, Debug)]
+pub struct Resources {
+    /// The target's largest token id plus one; a result with an id that is not below it is refused.
+    pub vocabulary: TokenId,
+    /// Data of the lookups beyond the request itself.
+    pub shared: Shared,
+    /// The number of the model drafter that answers `Draft` and `Shadow`
+    /// ([`crate::control::Control::model`]); `None` without one.
+    pub model: Option<u8>,
+    /// The model drafter, or the head of the target, draws with the target's noise.
+    pub shares_noise: bool,
     /// Timeouts of requests in a round.
     pub timeouts: Timeouts,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        Self {
+            vocabulary: TokenId::MAX,
+            shared: Shared::default(),
+            model: None,
+            shares_noise: false,
+            timeouts: Timeouts::default(),
+        }
+    }
 }
 
 impl Rules {
@@ -224,7 +243,6 @@ impl Default for Rules {
             permission: Permission::Speculate,
             methods: Vec::new(),
             accept: Accept::default(),
-            vocabulary: TokenId::MAX,
             gamma_max: GAMMA_MAX,
             gamma_fixed: None,
             margin: MARGIN,
@@ -234,13 +252,9 @@ impl Default for Rules {
             max_gap: None,
             first_token: 1.10,
             lookups: Vec::new(),
-            shared: Shared::default(),
-            model: None,
-            shares_noise: false,
             context_max: 8192,
             control_group: false,
             segment: None,
-            timeouts: Timeouts::default(),
         }
     }
 }

@@ -393,10 +393,18 @@ impl Configured {
             Some(ServerKnowledge::Known(identity)) => Some(identity),
             Some(ServerKnowledge::Passthrough(..)) | None => None,
         };
+        let by_format = identity
+            .zip(question.request())
+            .and_then(|(identity, request)| self.known.runner.answer_format(identity, request).permission);
         let server = match (replica.as_deref().and_then(explain::down), knowledge.as_deref()) {
             (Some(why), _) => Fact::Known(policy::ServerState::Down(why)),
-            (None, Some(knowledge)) => Fact::Known(ruling::knowledge(knowledge, &terms)),
+            (None, Some(knowledge)) => Fact::Known(ruling::knowledge(knowledge, &terms, by_format)),
             (None, None) => Fact::Unknown("no replica is known"),
+        };
+        let group = |policy: &Arc<policy::Policy>| {
+            let closed =
+                |replica: &Arc<Replica>| self.known.comparisons.is_closed(&policy.name, replica.backend());
+            policy::Group { in_control: false, is_slower: replica.as_ref().is_some_and(closed) }
         };
         let models = |name: &str| {
             let unknown = ModelState::Unknown("the server's vocabulary is not known");
@@ -408,22 +416,12 @@ impl Configured {
                 let signal = replica.load().map(|load| load.signal());
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
-            let compared = || {
-                let (forced, name) = (ruling.rules.gamma_fixed.is_some(), &ruling.policy.name);
-                let closed = self.known.comparisons.is_closed(name, replica.as_deref()?.backend());
-                (closed && !forced).then_some(PlainReason::GateControl)
-            };
-            let written = || {
-                identity.zip(question.request()).and_then(|(identity, request)| {
-                    self.known.runner.plain_before(identity, request)?.reason()
-                })
-            };
             if shared.life.is_draining() {
                 Some(PlainReason::Draining)
             } else if shared.memory.level() != Level::Enough {
                 Some(PlainReason::GateMemory)
             } else {
-                written().or_else(compared).or_else(gate)
+                gate()
             }
         };
         let now = |ruling: &Ruling, temperature: f64, prompt: usize| {
@@ -440,6 +438,7 @@ impl Configured {
             replica: replica.as_ref(),
             server,
             models: &models,
+            group: &group,
             closed: &closed,
             now: &now,
             notes: notes.into_iter().collect(),

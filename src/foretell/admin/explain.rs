@@ -19,7 +19,7 @@ use foretell_net::fleet::{HealthState, Replica};
 use foretell_net::http::headers;
 use foretell_net::http::listen::Peer;
 use foretell_policy::explain::{Besides, Explanation, Measure};
-use foretell_policy::{self as policy, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
+use foretell_policy::{self as policy, Body, Fact, Facts, Groups, Models, PolicySet, Ruling, Wish};
 use foretell_proxy::gateway::facts;
 use foretell_proxy::gateway::{Shared, tenant};
 use foretell_wire::openai::{self, Finding, Request, Route};
@@ -201,6 +201,8 @@ pub struct ServerFacts<'a> {
     pub server: Fact<policy::ServerState<'a>>,
     /// State of a drafter model, by its name in the config file.
     pub models: Models<'a>,
+    /// The group that the policy's comparison would put the request in.
+    pub group: Groups<'a>,
     /// The gate that is closed there now, for a session with this ruling.
     pub closed: &'a dyn Fn(&Ruling) -> Option<PlainReason>,
     /// Current figures of a running proxy for a session with this ruling.
@@ -232,6 +234,7 @@ pub fn explain(
         server: known.server,
         policies: Fact::Known(policies),
         models: known.models,
+        group: known.group,
     };
     let replica = known.replica.map(|replica| format!("{} at {}", replica.label(), replica.url()));
     let mut notes = known.notes;

@@ -72,6 +72,7 @@ pub async fn explain(
         replica: replica.as_ref(),
         server: fact(&answered, &terms),
         models: &|name| state(name, process.drafters.get(name), &answered),
+        group: &|_| policy::Group::default(),
         closed: &|_| None,
         notes,
         now: &|_, _, _| None,

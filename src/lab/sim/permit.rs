@@ -10,7 +10,7 @@ use foretell_core::words::{Mode, VerifyMethod};
 use foretell_engines::{Dialect, Engine, Noise};
 use foretell_policy::part::ModelState;
 use foretell_policy::{
-    Admitted, Fact, Holdback, LiveGates, Ruling, Server, ServerState, Subjects, Terms, plan,
+    Admitted, Fact, Group, Holdback, LiveGates, Ruling, Server, ServerState, Subjects, Terms, plan,
 };
 use foretell_wire::openai::{Defaults, Judgement, Route, judge};
 
@@ -19,6 +19,8 @@ use foretell_wire::openai::{Defaults, Judgement, Route, judge};
 pub struct Permit {
     /// The rules of its session.
     pub rules: Rules,
+    /// One of its drafters is a model.
+    pub has_model: bool,
     /// The gates that may close while it runs.
     pub gates: LiveGates,
     /// The control group of its policy.
@@ -78,7 +80,13 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
     let judged = judge(Route::Completions, br#"{"model":"m","prompt":"a","temperature":0,"max_tokens":64}"#);
     let engine = engine(methods, context);
     let terms = Terms { allow: methods.to_vec(), context_max: context, bytes_max: usize::MAX };
-    let server = Server { engine: &engine, single: Fact::Known(true), nothing_pays: None, terms: &terms };
+    let server = Server {
+        engine: &engine,
+        single: Fact::Known(true),
+        nothing_pays: None,
+        by_format: None,
+        terms: &terms,
+    };
     let headers = HeaderMap::new();
     let Judgement::Eligible(request) = &judged else {
         return Err(Refused::Passthrough(format!("{judged:?}")));
@@ -90,7 +98,9 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
         backend: "sim",
         mode: Mode::Auto,
     };
-    match plan(&admitted, ServerState::Known(server), &policies, &|_| ModelState::Ready) {
+    match plan(&admitted, ServerState::Known(server), &policies, &|_| ModelState::Ready, &|_| {
+        Group::default()
+    }) {
         Ok(ruling) => Ok(permit(ruling)),
         Err(passthrough) => Err(Refused::Passthrough(format!("{passthrough:?}"))),
     }
@@ -115,8 +125,7 @@ fn engine(methods: &[VerifyMethod], context: usize) -> Engine {
 fn permit(ruling: Ruling) -> Permit {
     let Ruling { policy, rules, model, gates, .. } = ruling;
     let control_gate = ControlGate { limit: policy.gates.control, reprobe: policy.gates.reprobe };
-    let rules = Rules { model: model.map(|_| 0), ..rules };
-    Permit { rules, gates, holdback: policy.holdback, control_gate, slots: SLOTS }
+    Permit { rules, has_model: model.is_some(), gates, holdback: policy.holdback, control_gate, slots: SLOTS }
 }
 
 #[cfg(test)]
@@ -135,15 +144,10 @@ mod tests {
             let permit = of("p", &policy(&[PROMPT_LOOKUP, MODEL_DRAFTER]), methods, 4096).expect("a permit");
             assert_eq!(permit.rules.methods, methods);
             assert_eq!((permit.rules.permission, permit.rules.gamma_max), (Permission::Speculate, 32));
-            assert!(permit.rules.model.is_some() && permit.rules.lookups.len() == 1);
+            assert!(permit.has_model && permit.rules.lookups.len() == 1);
         }
-        assert!(
-            of("p", &policy(&[PROMPT_LOOKUP]), &[VerifyMethod::Tree], 9)
-                .expect("a permit")
-                .rules
-                .model
-                .is_none()
-        );
+        let without = of("p", &policy(&[PROMPT_LOOKUP]), &[VerifyMethod::Tree], 9).expect("a permit");
+        assert!(!without.has_model);
     }
 
     #[test]

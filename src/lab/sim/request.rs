@@ -7,7 +7,7 @@ use super::sidecar::Drawn;
 use super::source::{ASTRAY, Script};
 use foretell_core::control::Control;
 use foretell_core::draft::Tree;
-use foretell_core::session::{ActionId, Decode, Ending, Limit, Rules, Session, Start, Summary};
+use foretell_core::session::{ActionId, Decode, Ending, Limit, Resources, Rules, Session, Start, Summary};
 use foretell_core::units::{SplitMix64, Tick, TokenId};
 use foretell_core::words::{PlainReason, Put, Row, VerifyMethod, VerifyResult};
 
@@ -104,7 +104,13 @@ impl Decode for NoText {
     }
 }
 
-pub fn session(script: &Script, rules: Rules, control: &Arc<Control>, seed: u64, now: Tick) -> Box<Session> {
+pub fn session(
+    script: &Script,
+    (rules, resources): (Rules, Resources),
+    control: &Arc<Control>,
+    seed: u64,
+    now: Tick,
+) -> Box<Session> {
     let start = Start {
         prompt: None,
         limit: Limit { max_tokens: Some(script.output.len() as u32), context: None },
@@ -115,6 +121,7 @@ pub fn session(script: &Script, rules: Rules, control: &Arc<Control>, seed: u64,
         parser: None,
         unconfirmed: false,
         rules,
+        resources,
         sent: None,
         first_token_alone: false,
         seed: SplitMix64::mix(seed),

@@ -92,6 +92,11 @@ impl Sidecar {
         Self { control, permit, groups, rng, reported: None, verifying: 0 }
     }
 
+    /// True if the policy drafts by a model.
+    pub fn has_model(&self) -> bool {
+        self.permit.has_model
+    }
+
     /// The rules of the next request, and its group.
     pub fn rules(&mut self, now: Tick) -> (Rules, Drawn) {
         let (start, floor) = (self.permit.holdback.start, self.permit.holdback.floor);

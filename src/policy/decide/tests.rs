@@ -3,7 +3,7 @@ use http::HeaderMap;
 use super::*;
 use crate::part::{DrafterPart, ModelState, TranslationMode, parts};
 use crate::{
-    Accept, Backend, Body, Bounds, Corpus, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode,
+    Accept, Backend, Body, Bounds, Corpus, Drafter, Gamma, Gates, Group, Holdback, Match, Policy, PolicyMode,
     PolicySet, Revision, Server, ServerState, Terms, Vocabulary, Wish,
 };
 use foretell_core::draft::{LookupSpec, Ngram};
@@ -67,8 +67,17 @@ impl World {
     }
 
     fn server(&self, single: Fact<bool>) -> Fact<ServerState<'_>> {
-        let server = Server { engine: &self.engine, single, nothing_pays: None, terms: &self.terms };
-        Fact::Known(ServerState::Known(server))
+        Fact::Known(ServerState::Known(Server { single, ..self.known() }))
+    }
+
+    fn known(&self) -> Server<'_> {
+        Server {
+            engine: &self.engine,
+            single: Fact::Known(true),
+            nothing_pays: None,
+            by_format: None,
+            terms: &self.terms,
+        }
     }
 
     /// Facts that lead to a session.
@@ -92,6 +101,7 @@ impl World {
             server: self.server(Fact::Known(true)),
             policies: Fact::Known(&self.policies[0]),
             models: &|_| ModelState::NotLoaded,
+            group: &|_| Group::default(),
         }
     }
 
@@ -269,7 +279,7 @@ fn no_speculation_on_a_server_that_speculates_itself_or_where_nothing_pays() {
     let forced = Gamma { fixed: Some(2), ..Gamma::default() };
     let forced = PolicySet::new(vec![Policy { gamma: forced, ..policy(PolicyMode::Auto) }]);
     let of = |engine, nothing_pays, policies| {
-        let server = Server { engine, single: Fact::Known(true), nothing_pays, terms: &world.terms };
+        let server = Server { engine, nothing_pays, ..world.known() };
         permission(&Facts {
             server: Fact::Known(ServerState::Known(server)),
             policies: Fact::Known(policies),
@@ -281,6 +291,28 @@ fn no_speculation_on_a_server_that_speculates_itself_or_where_nothing_pays() {
     assert_eq!(of(&world.engine, Some(true), auto), Plain(PlainReason::NoGain));
     assert_eq!(of(&world.engine, Some(true), &forced), Speculate, "gamma.fixed speculates whatever it costs");
     assert_eq!(of(&world.engine, Some(false), auto), Speculate);
+}
+
+#[test]
+fn the_format_of_answers_comes_before_the_comparison_and_the_length_of_the_prompt() {
+    use foretell_core::session::Permission::{Plain, Shadow, Speculate};
+    let world = World::new();
+    let of = |by_format, is_slower, context_max| {
+        let terms = Terms { context_max, ..world.terms.clone() };
+        let server = Server { by_format, terms: &terms, ..world.known() };
+        permission(&Facts {
+            server: Fact::Known(ServerState::Known(server)),
+            group: &|_| Group { in_control: false, is_slower },
+            ..world.facts()
+        })
+    };
+    for format in [Plain(PlainReason::Parser), Shadow(PlainReason::Parser)] {
+        assert_eq!(of(Some(format), true, 1000), format);
+        assert_eq!(of(Some(format), false, 0), format);
+    }
+    assert_eq!(of(None, true, 0), Shadow(PlainReason::GateControl));
+    assert_eq!(of(None, false, 0), Plain(PlainReason::ContextTooLong));
+    assert_eq!(of(None, false, 1000), Speculate);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use foretell_core::control::costs::Basis;
 use foretell_core::control::groups::{ControlGate, Groups};
 use foretell_core::units::SplitMix64;
 use foretell_net::clock::Clock;
-use foretell_policy::{Holdback, Policy};
+use foretell_policy::{Group, Holdback, Policy};
 
 /// Maximum number of pairs of policy and backend with groups; the least recently used one is
 /// evicted.
@@ -43,10 +43,7 @@ pub struct Drawn {
     all: Arc<Comparisons>,
     policy: Arc<Policy>,
     backend: String,
-    /// It is in the control group, and decodes plainly.
-    pub in_control_group: bool,
-    /// Speculation was measured slower than plain decoding, and is closed for a while.
-    pub closed: bool,
+    group: Group,
 }
 
 impl Comparisons {
@@ -62,13 +59,14 @@ impl Comparisons {
         let Holdback { start, floor } = policy.holdback;
         let start = if timed { start } else { floor };
         let now = self.clock.now();
-        let (in_control_group, closed) = {
+        let group = {
             let (all, rng) = &mut *self.groups.lock();
             let groups = all.get(&(policy.name.clone(), backend.to_owned()), now);
-            (groups.draws_control_group(start, floor, rng), groups.is_closed(now))
+            let in_control = groups.draws_control_group(start, floor, rng);
+            Group { in_control, is_slower: groups.is_closed(now) }
         };
         let (all, policy, backend) = (Arc::clone(self), Arc::clone(policy), backend.to_owned());
-        Drawn { all, policy, backend, in_control_group, closed }
+        Drawn { all, policy, backend, group }
     }
 
     /// True if speculation of this policy is closed at this backend now, as [`Self::draw`] would
@@ -93,6 +91,11 @@ impl Comparisons {
 }
 
 impl Drawn {
+    /// The group.
+    pub fn group(&self) -> Group {
+        self.group
+    }
+
     /// Notes the projected speedup of the request, and its basis.
     pub fn note_projected(&self, gain: f64, basis: Basis) {
         let now = self.all.clock.now();
@@ -103,12 +106,12 @@ impl Drawn {
     /// Notes the request's `seconds` per token after the first. A request under a closed gate is in
     /// neither group.
     pub fn ended(&self, seconds: f64) {
-        if self.closed {
+        if self.group.is_slower {
             return;
         }
         let gate = ControlGate { limit: self.policy.gates.control, reprobe: self.policy.gates.reprobe };
         let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
-        self.all.groups.lock().0.get(&key, now).note(self.in_control_group, seconds, gate, now);
+        self.all.groups.lock().0.get(&key, now).note(self.group.in_control, seconds, gate, now);
     }
 }

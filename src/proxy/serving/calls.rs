@@ -151,7 +151,7 @@ impl Calls {
             trace: exchange.slot.record.so_far().trace.clone(),
             model: exchange.request.model.clone(),
             sampling,
-            weighs: plan.rules.accept.is_lossy() && plan.sampling.temperature > 0.0,
+            weighs: plan.ruling.rules.accept.is_lossy() && plan.sampling.temperature > 0.0,
             limits: plan.limits,
             process: Process::of(&plan.identity),
             answer_traits: Arc::clone(answer_traits),

@@ -93,7 +93,7 @@ impl Run {
 
     /// Reason for which the session could not speculate now; `None` if it could.
     fn plain_now(&self, exchange: &Exchange) -> Option<PlainReason> {
-        let rules = &self.plan.rules;
+        let rules = &self.plan.ruling.rules;
         let forced = rules.gamma_fixed.is_some();
         let closed = || self.gates(exchange)().filter(|reason| !forced || reason.applies_when_forced());
         let long = exchange.request.prompt_size().tokens >= rules.context_max;

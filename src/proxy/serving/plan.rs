@@ -8,15 +8,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::learning::comparison::Drawn;
 use crate::serving::grammar::Grammar;
 use foretell_core::draft::LookupSpec;
-use foretell_core::session::{Permission, Rules};
+use foretell_core::session::{Permission, Resources};
 use foretell_core::words::PlainReason;
 use foretell_engines::Engine;
 use foretell_net::fleet::identity::Identity;
 use foretell_policy::Ruling;
-use foretell_wire::openai::{PromptSize, Sampling};
+use foretell_wire::openai::Sampling;
 
 /// Limits of the calls of one round.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +34,8 @@ pub struct SessionPlan {
     pub identity: Arc<Identity>,
     /// Permissions by policy, client, operator and server.
     pub ruling: Ruling,
-    pub rules: Rules,
+    /// What the session gets besides the rules of the ruling.
+    pub resources: Resources,
     /// Sampling parameters of client and server; `seed` is the session's where the engine's noise
     /// can be reproduced.
     pub sampling: Sampling,
@@ -53,7 +53,7 @@ impl SessionPlan {
     /// The engine, which computes proposals of its head only if a drafter reads them: never for
     /// the control group, whose answers they would delay.
     pub fn engine(&self) -> Arc<Engine> {
-        let (engine, rules) = (&self.identity.engine, &self.rules);
+        let (engine, rules) = (&self.identity.engine, &self.ruling.rules);
         let plain = rules.methods.is_empty() || (rules.control_group && rules.gamma_fixed.is_none());
         if engine.proposes == 0 || (!plain && rules.lookups.contains(&LookupSpec::Head)) {
             return Arc::clone(engine);
@@ -63,39 +63,8 @@ impl SessionPlan {
 
     /// Narrows the permission: it is not known which process answers.
     pub fn without_process(&mut self, closed: Option<PlainReason>) {
-        self.rules.permission = untied(self.rules.permission, closed);
-    }
-}
-
-/// The permission, narrowed where the prompt is longer than verify requests may be: such a request
-/// is never speculated on, and nothing is added to its first call.
-pub fn fitting(permission: Permission, prompt: PromptSize, context_max: usize) -> Permission {
-    match permission {
-        Permission::Speculate if prompt.at_least() > context_max => {
-            Permission::Plain(PlainReason::ContextTooLong)
-        }
-        permission => permission,
-    }
-}
-
-/// The permission of a ruling, narrowed by the comparison of its policy's groups, and by the format
-/// of this server's answers.
-pub fn permission(
-    ruling: &Ruling,
-    drawn: &Drawn,
-    by_format: impl FnOnce() -> Option<Permission>,
-) -> Permission {
-    let slower = drawn.closed && ruling.rules.gamma_fixed.is_none();
-    narrowed(ruling.rules.permission, slower, by_format)
-}
-
-/// The format comes first: a request closed for its comparison is still served by a session, and
-/// some answers no session can write.
-fn narrowed(ruled: Permission, slower: bool, by_format: impl FnOnce() -> Option<Permission>) -> Permission {
-    let compared = || slower.then_some(Permission::Shadow(PlainReason::GateControl));
-    match ruled {
-        Permission::Speculate => by_format().or_else(compared).unwrap_or(ruled),
-        Permission::Shadow(_) | Permission::Plain(_) => ruled,
+        let permission = &mut self.ruling.rules.permission;
+        *permission = untied(*permission, closed);
     }
 }
 
@@ -111,30 +80,6 @@ fn untied(permission: Permission, closed: Option<PlainReason>) -> Permission {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_answer_that_no_session_can_write_passes_unchanged_under_a_closed_gate() {
-        let (plain, slower) = (PlainReason::Parser, Permission::Shadow(PlainReason::GateControl));
-        for format in [Permission::Plain(plain), Permission::Shadow(plain)] {
-            assert_eq!(narrowed(Permission::Speculate, true, || Some(format)), format);
-            assert_eq!(narrowed(Permission::Speculate, false, || Some(format)), format);
-            assert_eq!(
-                narrowed(Permission::Plain(PlainReason::Shadow), true, || Some(format)).reason(),
-                Some(PlainReason::Shadow)
-            );
-        }
-        assert_eq!(narrowed(Permission::Speculate, true, || None), slower);
-        assert_eq!(narrowed(Permission::Speculate, false, || None), Permission::Speculate);
-    }
-
-    #[test]
-    fn only_a_prompt_that_is_certainly_too_long_is_passed_on_unchanged() {
-        let fitted = |tokens, exact| fitting(Permission::Speculate, PromptSize { tokens, exact }, 100);
-        assert_eq!(fitted(101, true), Permission::Plain(PlainReason::ContextTooLong));
-        assert_eq!(fitted(100, true), Permission::Speculate);
-        assert_eq!(fitted(201, false), Permission::Speculate);
-        assert_eq!(fitted(202, false), Permission::Plain(PlainReason::ContextTooLong));
-    }
 
     #[test]
     fn the_first_of_two_plain_reasons_is_kept() {

@@ -1,5 +1,6 @@
 //! Facts of the session runner for the decision about a request, and the draw of its control group.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,11 +10,14 @@ use foretell_config::process::VerifyLimits;
 use foretell_config::store::PolicyStore;
 use foretell_core::control::gates::Signal;
 use foretell_core::draft::DrafterId;
+use foretell_core::session::Permission;
 use foretell_core::words::{PassthroughReason, PlainReason};
 use foretell_net::fleet::identity::{self, Identity};
 use foretell_net::fleet::{self, Replica};
 use foretell_policy::part::ModelState;
-use foretell_policy::{Admitted, Fact, LiveGates, Passthrough, Ruling, Server, ServerState, Terms, plan};
+use foretell_policy::{
+    Admitted, Fact, LiveGates, Passthrough, Policy, Ruling, Server, ServerState, Terms, plan,
+};
 
 /// The operator's `verify` settings of a backend.
 pub fn terms(methods: &VerifyLimits) -> Terms {
@@ -24,20 +28,27 @@ pub fn terms(methods: &VerifyLimits) -> Terms {
     }
 }
 
-/// The server at a replica's address, as a fact of the decision.
-pub fn knowledge<'a>(knowledge: &'a identity::ServerKnowledge, terms: &'a Terms) -> ServerState<'a> {
+/// The server at a replica's address, as a fact of the decision. `by_format`: as in [`Server`].
+pub fn knowledge<'a>(
+    knowledge: &'a identity::ServerKnowledge,
+    terms: &'a Terms,
+    by_format: Option<Permission>,
+) -> ServerState<'a> {
     match knowledge {
         identity::ServerKnowledge::Passthrough(reason, why) => ServerState::Passthrough(*reason, why),
-        identity::ServerKnowledge::Known(identity) => ServerState::Known(server(identity, terms)),
+        identity::ServerKnowledge::Known(identity) => {
+            ServerState::Known(Server { by_format, ..server(identity, terms) })
+        }
     }
 }
 
-/// A known server, as a fact of the decision.
+/// A known server whose answers do not matter, as a fact of the decision.
 pub fn server<'a>(identity: &'a Identity, terms: &'a Terms) -> Server<'a> {
     Server {
         engine: &identity.engine,
         single: Fact::Known(!identity.may_be_many()),
         nothing_pays: identity.probe.as_ref().map(|probe| probe.nothing_pays()),
+        by_format: None,
         terms,
     }
 }
@@ -93,7 +104,7 @@ impl Rulebook {
     }
 
     /// The ruling on this request by the first matching policy, the process, the client and the
-    /// server, and the draw of its control group.
+    /// server, with the draw of its control group. `by_format`: as in [`Server`].
     ///
     /// # Errors
     /// The reason for which the request is passed through.
@@ -101,31 +112,23 @@ impl Rulebook {
         &self,
         admitted: &Admitted<'_>,
         knowledge: Option<&identity::ServerKnowledge>,
+        by_format: Option<Permission>,
         drafters: &Drafters,
     ) -> Result<(Ruling, Drawn), Passthrough> {
-        let ruling = self.ruling(admitted, knowledge, drafters)?;
-        let timed = matches!(knowledge, Some(identity::ServerKnowledge::Known(_)));
-        let drawn = self.comparisons.draw(&ruling.policy, admitted.backend, timed);
-        Ok((ruling, drawn))
-    }
-
-    /// As [`Self::rule`], without the draw.
-    ///
-    /// # Errors
-    /// The reason for which the request is passed through.
-    pub fn ruling(
-        &self,
-        admitted: &Admitted<'_>,
-        knowledge: Option<&identity::ServerKnowledge>,
-        drafters: &Drafters,
-    ) -> Result<Ruling, Passthrough> {
         let terms = self.terms(admitted.backend).ok_or(PassthroughReason::NoVerifyMethod)?;
         let knowledge = knowledge.ok_or(PassthroughReason::NoVerifyMethod)?;
+        let timed = matches!(knowledge, identity::ServerKnowledge::Known(_));
         let models = |name: &str| match knowledge {
             identity::ServerKnowledge::Known(identity) => drafters.state(name, identity),
             identity::ServerKnowledge::Passthrough(..) => ModelState::NotLoaded,
         };
+        let draw = |policy: &Arc<Policy>| self.comparisons.draw(policy, admitted.backend, timed);
+        let drawn = OnceCell::new();
+        let group = |policy: &Arc<Policy>| drawn.get_or_init(|| draw(policy)).group();
         let policies = self.policies.current();
-        plan(admitted, self::knowledge(knowledge, terms), &policies, &models)
+        let server = self::knowledge(knowledge, terms, by_format);
+        let ruling = plan(admitted, server, &policies, &models, &group)?;
+        let drawn = drawn.into_inner().unwrap_or_else(|| draw(&ruling.policy));
+        Ok((ruling, drawn))
     }
 }

@@ -124,13 +124,13 @@ impl Run {
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
         record.to(&exchange.replica);
-        if self.drawn.in_control_group {
+        if self.drawn.group().in_control {
             record.control_group();
         }
         if self.corpus.reads_others() {
             record.reads_others();
         }
-        if let Some(reason) = self.plan.rules.permission.never() {
+        if let Some(reason) = self.plan.ruling.rules.permission.never() {
             return self.pass(exchange, reason).await;
         }
         if self.plan.identity.engine.reports_first_token(&exchange.request) {
@@ -235,7 +235,7 @@ impl Run {
 
     /// The plain reason of an answer without an output to draft for.
     fn without_output(&self) -> PlainReason {
-        match self.plan.rules.permission {
+        match self.plan.ruling.rules.permission {
             Permission::Plain(reason) | Permission::Shadow(reason) => reason,
             Permission::Speculate => PlainReason::UpstreamError,
         }
@@ -244,8 +244,8 @@ impl Run {
     /// The client's prediction in the target's tokens, encoded while the backend works on the
     /// first call; empty if none would be used.
     pub(super) fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
-        let drafts = !matches!(self.plan.rules.permission, Permission::Plain(_));
-        let wanted = drafts && self.plan.rules.lookups.iter().any(LookupSpec::reads_prediction);
+        let drafts = !matches!(self.plan.ruling.rules.permission, Permission::Plain(_));
+        let wanted = drafts && self.plan.ruling.rules.lookups.iter().any(LookupSpec::reads_prediction);
         let text = if wanted { request.prediction.as_deref() } else { None };
         let text = text
             .map(|text| text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default().to_owned());
@@ -282,8 +282,8 @@ impl Run {
             start.prompt = Some(first.prompt.clone());
         }
         start.sent = Some(sent);
-        start.rules.shared.prediction = prediction.await;
-        start.rules.shared.proposes = calls.engine().proposes > 0;
+        start.resources.shared.prediction = prediction.await;
+        start.resources.shared.proposes = calls.engine().proposes > 0;
         let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
         let Some((id, Action::Plain(PlainRequest::First))) = session.poll() else {
             return Err(exchange.decline(PassthroughReason::Fault));
@@ -406,7 +406,8 @@ impl Run {
             },
             parser,
             unconfirmed: self.plan.grammar.may_bind(),
-            rules: self.plan.rules.clone(),
+            rules: self.plan.ruling.rules.clone(),
+            resources: self.plan.resources.clone(),
             sent: None,
             first_token_alone: false,
             seed: self.plan.seed,

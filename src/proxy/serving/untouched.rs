@@ -110,7 +110,7 @@ struct Work {
 
 impl TapListener {
     fn new(mut run: Run, slot: Slot, request: Box<openai::Request>, reason: PlainReason) -> Self {
-        let drafts = matches!(run.plan.rules.permission, Permission::Shadow(_));
+        let drafts = matches!(run.plan.ruling.rules.permission, Permission::Shadow(_));
         let began = run.clock.before(slot.record.started().elapsed());
         let session = if drafts { begun(&mut run, &request, began) } else { None };
         Self(Box::new(Work { run, slot, request, reason, session, began }))

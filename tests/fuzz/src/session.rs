@@ -11,8 +11,8 @@ use foretell_core::control::Control;
 use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Scope, Shared, Source, Tree, Vote};
 use foretell_core::session::Parsed;
 use foretell_core::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Rules, Session, Start, Tail,
-    Timeouts,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Resources, Rules, Session,
+    Start, Tail, Timeouts,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, Proposal, Row, VerifyMethod, VerifyResult};
@@ -107,18 +107,24 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         gamma_fixed: input.one(&[Some(2), None, Some(0), Some(8)]),
         gamma_max: input.one(&[32, 1, 4]),
         lookups: lookups[input.below(3)].clone(),
-        model: input.one(&[None, Some(0), Some(1)]),
         control_group: input.byte() & 1 > 0,
         segment: input.one(&[None, Some(1), Some(5)]),
-        vocabulary: input.one(&[TokenId::from(WORDS), TokenId::MAX]),
         context_max: input.one(&[8192, 12]),
-        shared: Shared { proposes: true, ..Shared::default() },
         max_gap: input.one(&[None, Some(Duration::from_millis(30))]),
+        ..Rules::default()
+    }
+}
+
+fn resources(input: &mut Bytes<'_>) -> Resources {
+    Resources {
+        model: input.one(&[None, Some(0), Some(1)]),
+        vocabulary: input.one(&[TokenId::from(WORDS), TokenId::MAX]),
+        shared: Shared { proposes: true, ..Shared::default() },
         timeouts: Timeouts {
             draft: input.one(&[None, Some(Duration::from_millis(5))]),
             ..Timeouts::default()
         },
-        ..Rules::default()
+        ..Resources::default()
     }
 }
 
@@ -136,9 +142,9 @@ fn ending(input: &mut Bytes<'_>) -> Ending {
 
 impl World {
     fn new(input: &mut Bytes<'_>, control: &Arc<Control>) -> Self {
-        let rules = rules(input);
+        let (rules, resources) = (rules(input), resources(input));
         let ending = ending(input);
-        let vocabulary = rules.vocabulary;
+        let vocabulary = resources.vocabulary;
         let start = Start {
             prompt: input.one(&[None, Some(&[0, 1, 2, 0, 1, 2][..])]).map(<[TokenId]>::to_vec),
             limit: Limit {
@@ -152,6 +158,7 @@ impl World {
             parser: None,
             unconfirmed: false,
             rules,
+            resources,
             sent: None,
             first_token_alone: false,
             seed: 3,

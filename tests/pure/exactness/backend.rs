@@ -301,7 +301,7 @@ impl Put<'_> {
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {
             return Event::Fault(Fault::Verify);
         }
-        let proposal = self.proposal(&rows).filter(|_| self.case.rules.shared.proposes);
+        let proposal = self.proposal(&rows).filter(|_| self.case.resources.shared.proposes);
         Event::VerifyResult(VerifyResult { rows, proposal, ..VerifyResult::default() })
     }
 

@@ -18,7 +18,7 @@ use foretell_core::draft::{
     Shared, Source, Spelling, Tree, Vote,
 };
 use foretell_core::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
-use foretell_core::session::{Ending, Rules};
+use foretell_core::session::{Ending, Resources, Rules};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{Ledger, VerifyMethod};
 use rstest::rstest;
@@ -145,14 +145,12 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
         Drafter::Lookups | Drafter::Merged => lookups(),
         Drafter::Chain | Drafter::Bush => Vec::new(),
     };
-    let rules = Rules {
-        methods: methods.to_vec(),
-        gamma_fixed: Some(gamma),
-        lookups,
+    let rules = Rules { methods: methods.to_vec(), gamma_fixed: Some(gamma), lookups, ..Rules::default() };
+    let resources = Resources {
         shared: shared(),
         // Any number is valid: the distribution is the same for each of several models.
         model: drafter.asks_a_model().then_some(2),
-        ..Rules::default()
+        ..Resources::default()
     };
     Case {
         prompt: vec![0, 1, 0, 1, 2],
@@ -160,6 +158,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
         ending: Ending { eos: vec![vocabulary as TokenId - 1], ..Ending::default() },
         max: 4,
         rules,
+        resources,
         manner: Manner::default(),
         temperature: 0.0,
     }

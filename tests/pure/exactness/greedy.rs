@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::backend::{Ask, Manner, Vocabulary, plain};
 use super::world::{Case, Chaos, Hooks, Outcome, Wrong, play};
 use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
-use foretell_core::session::{Ending, Fault, Rules, StopBuffer};
+use foretell_core::session::{Ending, Fault, Resources, Rules, StopBuffer};
 use foretell_core::units::{SplitMix64, TokenId};
 use foretell_core::words::{Row, VerifyMethod};
 use proptest::prelude::*;
@@ -88,13 +88,11 @@ fn case(prompt: u64, methods: &[VerifyMethod], gamma: Option<usize>, model: bool
         (false, true) => Vec::new(),
         (false, false) => vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 6 })],
     };
-    let rules = Rules {
-        methods: methods.to_vec(),
-        gamma_fixed: gamma,
-        lookups,
+    let rules = Rules { methods: methods.to_vec(), gamma_fixed: gamma, lookups, ..Rules::default() };
+    let resources = Resources {
         shared: super::distribution::shared(),
         model: model.then_some((prompt % 3) as u8),
-        ..Rules::default()
+        ..Resources::default()
     };
     Case {
         prompt: (0..len).map(|_| random.below(size - 1) as TokenId).collect(),
@@ -107,6 +105,7 @@ fn case(prompt: u64, methods: &[VerifyMethod], gamma: Option<usize>, model: bool
         max: 1 + random.below(40) as usize,
         vocabulary,
         rules,
+        resources,
         manner: Manner { lanes: 1 + random.below(8) as usize, ..Manner::default() },
         temperature: 0.0,
     }

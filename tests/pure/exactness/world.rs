@@ -10,7 +10,8 @@ use foretell_core::draft::Tree;
 use foretell_core::session::Parsed;
 use foretell_core::session::accept::{Accept, Judge, Walk};
 use foretell_core::session::{
-    Action, ActionId, Ending, Event, Fault, Finish, Limit, PlainRequest, Rules, Session, Start, Summary, Tail,
+    Action, ActionId, Ending, Event, Fault, Finish, Limit, PlainRequest, Resources, Rules, Session, Start,
+    Summary, Tail,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, Row, VerifyResult};
@@ -24,6 +25,7 @@ pub struct Case {
     pub ending: Ending,
     pub max: usize,
     pub rules: Rules,
+    pub resources: Resources,
     pub manner: Manner,
 }
 
@@ -127,6 +129,7 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
         parser: None,
         unconfirmed: false,
         rules: case.rules.clone(),
+        resources: case.resources.clone(),
         sent: None,
         first_token_alone: case.manner.first_token_alone,
         seed: 1,
@@ -159,7 +162,9 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
             world.events += 1;
             session.handle(ActionId::WORLD, Event::Mode((!allowed).then_some(PlainReason::Observe)), now);
         }
-        if let (Event::Token { tokens, tail: Tail::Open, .. }, true) = (&event, case.rules.shared.proposes) {
+        if let (Event::Token { tokens, tail: Tail::Open, .. }, true) =
+            (&event, case.resources.shared.proposes)
+        {
             let proposal = proposed(&world.context(), tokens.clone(), case.vocabulary.len());
             if let Some(proposal) = proposal {
                 session.handle(id, Event::Proposal(proposal), now);

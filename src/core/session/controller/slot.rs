@@ -3,7 +3,7 @@
 use crate::control::Rounds;
 use crate::draft::{DrafterId, Lookup};
 use crate::session::shadow::ShadowSchedule;
-use crate::session::start::Rules;
+use crate::session::start::{Resources, Rules};
 
 /// Output tokens for which a drafter is not queried after its first failure, doubled with every
 /// further one.
@@ -64,16 +64,16 @@ impl SessionDrafter {
     }
 
     /// A slot for each drafter of `rules`, in the policy's order; those of one kind are numbered.
-    pub fn all(rules: &Rules) -> Vec<Self> {
+    pub fn all(rules: &Rules, resources: &Resources) -> Vec<Self> {
         let mut slots: Vec<Self> = Vec::new();
         for spec in &rules.lookups {
             let number = slots.iter().filter(|slot| slot.id.source == spec.source()).count();
             let id = DrafterId { source: spec.source(), number: number as u8 };
-            if let Some(lookup) = spec.build(id, &rules.shared) {
+            if let Some(lookup) = spec.build(id, &resources.shared) {
                 slots.push(Self::new(id, DrafterKind::Inline(lookup)));
             }
         }
-        if let Some(number) = rules.model {
+        if let Some(number) = resources.model {
             let drafter = ModelDrafter { shadow: ShadowSchedule::new(), warm: false, explored: false };
             slots.push(Self::new(DrafterId::model(number), DrafterKind::ModelDrafter(drafter)));
         }
@@ -126,8 +126,9 @@ mod tests {
     #[test]
     fn drafters_of_one_kind_are_numbered_and_rounds_of_lookups_are_counted_together() {
         let ngram = |max| LookupSpec::PromptLookup(Ngram { min: 1, max });
-        let rules = Rules { lookups: vec![ngram(2), ngram(8)], model: Some(3), ..Rules::default() };
-        let slots = SessionDrafter::all(&rules);
+        let rules = Rules { lookups: vec![ngram(2), ngram(8)], ..Rules::default() };
+        let resources = Resources { model: Some(3), ..Resources::default() };
+        let slots = SessionDrafter::all(&rules, &resources);
         let ids: Vec<_> = slots.iter().map(|slot| (slot.id.source, slot.id.number)).collect();
         assert_eq!(ids, [(Source::PromptLookup, 0), (Source::PromptLookup, 1), (Source::Model, 3)]);
         assert_eq!((counted_for(&slots, 0), counted_for(&slots, 3)), (Some(0), Some(2)));

@@ -53,16 +53,16 @@ impl<W: Walk> Session<W> {
     /// delay it.
     fn patience(&self) -> Duration {
         if !self.controller.has_read() {
-            return self.rules.timeouts.draft.unwrap_or(self.rules.timeouts.verify);
+            return self.resources.timeouts.draft.unwrap_or(self.resources.timeouts.verify);
         }
         let by_pace = || {
             if self.rules.gamma_fixed.is_some() {
-                return self.rules.timeouts.verify;
+                return self.resources.timeouts.verify;
             }
             let pace = self.controller.control().with(|learnt| learnt.costs.plain_token_expected());
             Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
         };
-        self.rules.timeouts.draft.unwrap_or_else(by_pace)
+        self.resources.timeouts.draft.unwrap_or_else(by_pace)
     }
 
     /// The draft is too late for its round, which goes on with the drafts of the lookups, if there
@@ -70,7 +70,7 @@ impl<W: Walk> Session<W> {
     /// took as long as the timeout of a verify request is considered hung, and is not queried for a
     /// while.
     pub(super) fn draft_late(&mut self, late: Drafting, now: Tick) {
-        let hangs = now >= late.since.after(self.rules.timeouts.verify);
+        let hangs = now >= late.since.after(self.resources.timeouts.verify);
         if hangs || !self.controller.has_read() {
             self.controller.model_failed(self.output.tokens().len());
         }
@@ -91,12 +91,12 @@ impl<W: Walk> Session<W> {
         };
         self.summary.reason = None;
         debug_assert!(self.flight.call.is_none(), "one verify request at a time");
-        let draft = draft.within(self.rules.vocabulary);
+        let draft = draft.within(self.resources.vocabulary);
         if let Some(presence) = &mut self.presence {
             presence.calls(draft.len());
         }
         let id = self.act(Action::Verify(draft.clone(), method));
-        let until = now.after(self.rules.timeouts.verify);
+        let until = now.after(self.resources.timeouts.verify);
         let tolerance = self.tolerance();
         self.flight.call = Some(Verifying { id, until, began, draft, modelled, position, tolerance });
     }
@@ -104,8 +104,7 @@ impl<W: Walk> Session<W> {
     /// True if drafts depend on the target's noise in more ways than through the model drafter's
     /// draws of their tokens.
     fn coupled(&self) -> bool {
-        let rules = &self.rules;
-        rules.shares_noise && !rules.lookups.is_empty()
+        self.resources.shares_noise && !self.rules.lookups.is_empty()
     }
 
     /// Present tolerance of the acceptance rule.
@@ -216,7 +215,7 @@ impl<W: Walk> Session<W> {
             free: &|tokens| self.output.is_free_behind(tokens),
         };
         let accepted = self.judge.walk(&round);
-        accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary))
+        accepted.filter(|accepted| accepted.is_within(self.resources.vocabulary))
     }
 
     /// Notes the time of a verify request.
@@ -241,7 +240,7 @@ impl<W: Walk> Session<W> {
     /// expected to take long concurrent with others, the cause is load; else it is a fault.
     pub(super) fn verify_late(&mut self, late: &Verifying, now: Tick) {
         let (position, nodes) = (late.position, late.draft.len());
-        if !self.controller.is_busy(position, nodes, self.rules.timeouts.verify) {
+        if !self.controller.is_busy(position, nodes, self.resources.timeouts.verify) {
             return self.verify_failed(now);
         }
         self.controller.verify_late(position, nodes, now.seconds_since(late.began), now);

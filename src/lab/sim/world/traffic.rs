@@ -6,7 +6,7 @@ use crate::sim::engine::Work;
 use crate::sim::request::session;
 use crate::sim::sidecar::Drawn;
 use crate::sim::traffic::{Arrivals, Owner};
-use foretell_core::session::{ActionId, Permission};
+use foretell_core::session::{ActionId, Permission, Resources};
 use foretell_core::units::{SplitMix64, Tick};
 use foretell_core::words::PlainReason;
 
@@ -89,9 +89,8 @@ impl World {
         let mode = self.setup.mode;
         let Some(sidecar) = self.sidecars.get_mut(request.sidecar) else { return Ok(()) };
         let (mut rules, drawn) = sidecar.rules(self.now);
-        if !request.script.has_model() || self.drafter.is_none() {
-            rules.model = None;
-        }
+        let drafts_by_model = sidecar.has_model() && request.script.has_model() && self.drafter.is_some();
+        let resources = Resources { model: drafts_by_model.then_some(0), ..Resources::default() };
         match mode {
             Mode::Direct | Mode::Auto => request.drawn = drawn,
             Mode::Plain => rules.permission = Permission::Plain(PlainReason::Policy),
@@ -101,7 +100,8 @@ impl World {
             }
         }
         let seed = self.setup.seed ^ SplitMix64::mix(number as u64);
-        request.session = Some(session(&request.script, rules, &sidecar.control, seed, self.now));
+        request.session =
+            Some(session(&request.script, (rules, resources), &sidecar.control, seed, self.now));
         self.carry_out(number, request)
     }
 }

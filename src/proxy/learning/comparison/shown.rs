@@ -127,7 +127,7 @@ mod tests {
         (0..200).for_each(|_| drawn.note_projected(1.5, Basis::Probe));
         for _ in 0..400 {
             let drawn = comparisons.draw(&policy, "llama", true);
-            drawn.ended(if drawn.in_control_group { 0.03 } else { 0.02 });
+            drawn.ended(if drawn.group().in_control { 0.03 } else { 0.02 });
         }
         let shown = comparisons.shown(&policy.name);
         let projected = &shown[0]["projected_speedup"];
@@ -155,7 +155,7 @@ mod tests {
         let mut sent = 0;
         while !comparisons.all().iter().any(|compared| compared.closed) {
             let drawn = comparisons.draw(&policy, "llama", true);
-            drawn.ended(if drawn.in_control_group { 0.02 } else { 0.06 });
+            drawn.ended(if drawn.group().in_control { 0.02 } else { 0.06 });
             sent += 1;
             assert!(sent < 1_000);
         }
@@ -165,7 +165,7 @@ mod tests {
         let counted = requests["speculating"].as_u64().unwrap() + requests["control_group"].as_u64().unwrap();
         assert_eq!(counted, sent, "what was counted is not lost");
         let late = comparisons.draw(&policy, "llama", true);
-        assert!(late.closed);
+        assert!(late.group().is_slower);
         let looks = |backend: &str| comparisons.is_closed(&policy.name, backend);
         assert_eq!((looks("llama"), looks("other")), (true, false));
         late.ended(0.02);
