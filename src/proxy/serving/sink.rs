@@ -5,7 +5,6 @@
 //! the backend, so that a client (and its logs) cannot distinguish where a token was computed.
 
 mod end;
-mod frame;
 mod parts;
 
 use std::sync::Arc;
@@ -18,7 +17,6 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 pub use self::end::{End, TRAILERS, trailer_fields};
-use self::frame::PlainFrame;
 use self::parts::PartWriter;
 use crate::learning::answer_traits::AnswerTraits;
 use foretell_core::session::{Delta, Finish};
@@ -79,20 +77,16 @@ struct EventForm {
     seen: Option<Value>,
     /// Made of `seen` when the first event is written.
     template: Option<Template>,
-    frame: Option<PlainFrame>,
     additive: Additive,
 }
 
 impl EventForm {
     /// Makes the template, once an event has to be written here.
-    fn make_template(&mut self, route: Route, has_running_usage: bool) {
+    fn make_template(&mut self, route: Route) {
         if self.template.is_none()
             && let Some(seen) = &self.seen
         {
             self.template = Template::from_first_chunk(seen, route, self.additive);
-            if self.additive.token_ids && !has_running_usage {
-                self.frame = self.template.as_ref().and_then(PlainFrame::of);
-            }
         }
     }
 }
@@ -160,7 +154,7 @@ impl Sink {
         let additive = Additive { usage: additive.usage && !runs, ..additive };
         Self {
             route: request.route,
-            form: EventForm { seen: None, template: None, frame: None, additive },
+            form: EventForm { seen: None, template: None, additive },
             trim: Trim {
                 additive,
                 include_usage: request.include_usage,
@@ -433,21 +427,16 @@ impl Sink {
             return Ok(());
         }
         let begun = Instant::now();
-        self.form.make_template(self.route, self.running.is_some());
+        self.form.make_template(self.route);
         self.counted(&delta);
-        let bytes = match &self.form.frame {
-            Some(frame) if self.parts.is_none() => frame.around(&delta.parsed.text),
-            _ => {
-                let Some(mut chunk) = self.chunk(&delta, None) else {
-                    self.unwritten |= self.form.template.is_none() && !delta.parsed.is_empty();
-                    return Ok(());
-                };
-                self.write_running_usage(&mut chunk);
-                sse::encode_json(&chunk).into()
-            }
+        let Some(mut chunk) = self.chunk(&delta, None) else {
+            self.unwritten |= self.form.template.is_none() && !delta.parsed.is_empty();
+            return Ok(());
         };
+        self.write_running_usage(&mut chunk);
+        let bytes = sse::encode_json(&chunk);
         self.took = Some(begun.elapsed());
-        self.send(Frame::data(bytes)).await
+        self.send(Frame::data(bytes.into())).await
     }
 
     /// The event for a piece of output; `None` before the first event of the backend, and for a
@@ -471,7 +460,7 @@ impl Sink {
     /// and trailers, each if it was requested.
     pub async fn finish(mut self, end: &End, record: &Finished) -> Result<Option<Vec<u8>>, Gone> {
         let last = self.pending.take().unwrap_or_default();
-        self.form.make_template(self.route, self.running.is_some());
+        self.form.make_template(self.route);
         if self.is_buffered() {
             self.write(last).await?;
             return Ok(self.buffered_answer(end, record).and_then(|answer| serde_json::to_vec(&answer).ok()));
