@@ -86,8 +86,7 @@ const CLASS_TOKENS: f64 = 16.0;
 pub struct SpeculationController {
     control: Arc<Control>,
     bucket: TemperatureBucket,
-    /// Verification methods, best first.
-    methods: Vec<VerifyMethod>,
+    rules: Arc<Rules>,
     /// The drafters, in the policy's order.
     slots: Vec<SessionDrafter>,
     /// The merged draft of the lookups that plain tokens are compared with; `None` between two
@@ -103,17 +102,8 @@ pub struct SpeculationController {
     prompt: Option<Vec<TokenId>>,
     /// Tokens of prompt and output that the lookups have been fed.
     fed: usize,
-    /// A number for the kind of the request, by which classes are distinguished.
-    kind: u64,
-    gamma_max: usize,
-    gamma_fixed: Option<usize>,
-    min_acceptance: f64,
-    margin: f64,
-    stay: f64,
     /// Longest round, seconds: the maximum pause of the client's stream.
     max_gap: f64,
-    /// Greatest ratio of the times to first tokens with and without drafts.
-    first_token: f64,
     tuning: Tuning,
     rng: SplitMix64,
     streak: Option<Streak>,
@@ -132,7 +122,7 @@ impl SpeculationController {
     /// A controller with the measurements of `control` and none of this request.
     pub fn new(
         control: Arc<Control>,
-        rules: &Rules,
+        rules: Arc<Rules>,
         resources: &Resources,
         temperature: f64,
         seed: u64,
@@ -141,22 +131,14 @@ impl SpeculationController {
         Self {
             control,
             bucket: rules.bucket(temperature),
-            methods: rules.methods.clone(),
-            slots: if drafts { SessionDrafter::all(rules, resources) } else { Vec::new() },
+            slots: if drafts { SessionDrafter::all(&rules, resources) } else { Vec::new() },
             virtual_round: None,
             uncounted: None,
             model: DrafterId::model(resources.model.unwrap_or_default()),
             vocabulary: resources.vocabulary,
             prompt: None,
             fed: 0,
-            gamma_max: rules.gamma_max,
-            gamma_fixed: rules.gamma_fixed,
-            kind: rules.kind,
-            min_acceptance: rules.min_acceptance,
-            margin: rules.margin,
-            stay: rules.stay,
             max_gap: rules.max_gap.map_or(f64::MAX, |most| most.as_secs_f64()),
-            first_token: rules.first_token,
             tuning: Tuning::default(),
             rng: SplitMix64::new(seed),
             streak: None,
@@ -164,6 +146,7 @@ impl SpeculationController {
             faults: 0,
             not_before: 0,
             cut: None,
+            rules,
         }
     }
 
@@ -197,12 +180,12 @@ impl SpeculationController {
 
     /// Method, fallback and context size of the next round.
     pub(super) fn way(&self) -> Way {
-        Way { fallback: self.methods.get(1).copied(), ..self.way_of(0) }
+        Way { fallback: self.rules.methods.get(1).copied(), ..self.way_of(0) }
     }
 
     /// The method at this index of the list, without a fallback.
     fn way_of(&self, position: usize) -> Way {
-        Way::by(self.methods.get(position).copied().unwrap_or(VerifyMethod::FanOut), self.fed)
+        Way::by(self.rules.methods.get(position).copied().unwrap_or(VerifyMethod::FanOut), self.fed)
     }
 
     /// Sets the prompt. It is fed to the drafters in chunks, at the token events that follow.
@@ -218,7 +201,7 @@ impl SpeculationController {
     /// Takes plain tokens: advances virtual rounds and feeds the drafters. `from` is the index of
     /// the first new token.
     pub fn note_plain(&mut self, output: &[TokenId], from: usize) {
-        if self.prompt.is_none() || self.gamma_fixed.is_some() {
+        if self.prompt.is_none() || self.rules.gamma_fixed.is_some() {
             return;
         }
         self.feed(output, from, PROMPT_CHUNK_TOKENS);
@@ -255,7 +238,7 @@ impl SpeculationController {
         let slot = counted_for(&self.slots, round.modelled).and_then(|position| self.slots.get_mut(position));
         let Some(slot) = slot else { return };
         slot.rounds.push(round);
-        let class = Class::new(slot.id, self.bucket, self.kind);
+        let class = Class::new(slot.id, self.bucket, self.rules.kind);
         self.control.with(|learnt| learnt.classes.push(class, round));
     }
 
@@ -268,7 +251,7 @@ impl SpeculationController {
         if goes_on || !self.lookups().any(Lookup::is_informed) {
             return;
         }
-        let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
+        let budget = Budget { nodes: self.rules.gamma_max, depth: self.rules.gamma_max };
         let drafts = self.looked_up(budget);
         let (mut draft, quote) = self.control.with(|learnt| {
             let round_costs = self.round_costs(learnt, true);
@@ -401,7 +384,7 @@ impl SpeculationController {
     /// True if the controller chooses the drafts of this session, and not the operator's
     /// `gamma.fixed`.
     fn is_chosen(&self) -> bool {
-        self.gamma_fixed.is_none()
+        self.rules.gamma_fixed.is_none()
     }
 
     /// Time won and lost by speculation so far.

@@ -50,7 +50,7 @@ struct Interruptions {
 /// The state machine of one request. `W` judges its rounds: [`Judge`], unless a test plants a bug
 /// there.
 pub struct Session<W: Walk = Judge> {
-    rules: Rules,
+    rules: Arc<Rules>,
     resources: Resources,
     marks: Arc<[TokenId]>,
     output: Output,
@@ -73,11 +73,16 @@ pub struct Session<W: Walk = Judge> {
     now: Tick,
     /// Time of the first output and its number of tokens; time of the last output.
     paced: Option<(Tick, usize, Tick)>,
-    queue: VecDeque<(ActionId, Action)>,
-    next_id: u64,
+    actions: Actions,
     summary: Summary,
     /// It counts in the concurrency until it is over.
     presence: Option<Presence>,
+}
+
+/// Actions that the runner has yet to take, and the id of the newest.
+struct Actions {
+    queue: VecDeque<(ActionId, Action)>,
+    last_id: ActionId,
 }
 
 impl Session {
@@ -93,15 +98,16 @@ impl<W: Walk> Session<W> {
     /// As [`Session::new`], with rounds judged by `judge`.
     pub fn judged_by(judge: W, start: Start, control: Arc<Control>, now: Tick) -> Self {
         let (presence, since) = start.sent.unwrap_or_else(|| (Presence::reading(Arc::clone(&control)), now));
+        let rules = Arc::new(start.rules);
         let controller = SpeculationController::new(
             control,
-            &start.rules,
+            Arc::clone(&rules),
             &start.resources,
             start.temperature,
             start.seed,
         );
         let mut session = Self {
-            rules: start.rules,
+            rules,
             resources: start.resources,
             marks: start.marks,
             output: Output::new(start.ending, start.limit, start.decode, start.parser),
@@ -118,8 +124,7 @@ impl<W: Walk> Session<W> {
             over: false,
             now,
             paced: None,
-            queue: VecDeque::new(),
-            next_id: ActionId::WORLD.0,
+            actions: Actions { queue: VecDeque::new(), last_id: ActionId::WORLD },
             summary: Summary::default(),
             presence: Some(presence),
         };
@@ -175,7 +180,7 @@ impl<W: Walk> Session<W> {
 
     /// The next action, in order; `None` if there is none until the next event.
     pub fn poll(&mut self) -> Option<(ActionId, Action)> {
-        self.queue.pop_front()
+        self.actions.queue.pop_front()
     }
 
     /// Ids of the prompt; empty until they are known.
@@ -296,9 +301,9 @@ impl<W: Walk> Session<W> {
     }
 
     fn act(&mut self, action: Action) -> ActionId {
-        self.next_id += 1;
-        let id = ActionId(self.next_id);
-        self.queue.push_back((id, action));
+        let id = ActionId(self.actions.last_id.0 + 1);
+        self.actions.last_id = id;
+        self.actions.queue.push_back((id, action));
         id
     }
 

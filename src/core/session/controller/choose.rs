@@ -33,7 +33,7 @@ impl SpeculationController {
     /// Chooses the next step. The caller has checked that nothing forbids speculation. The lookups
     /// search while no other session of the replica waits for its measurements.
     pub fn choose(&mut self, output: &[TokenId], state: SessionState, now: Tick) -> NextStep {
-        if let Some(fixed) = self.gamma_fixed {
+        if let Some(fixed) = self.rules.gamma_fixed {
             return self.forced(output, fixed, state);
         }
         self.feed(output, state.done, PROMPT_CHUNK_TOKENS);
@@ -68,7 +68,7 @@ impl SpeculationController {
         learnt: &mut Measurements,
         now: Tick,
     ) -> Option<PlainReason> {
-        let (speculating, first_token) = (state.speculating, self.first_token);
+        let (speculating, first_token) = (state.speculating, self.rules.first_token);
         let inputs = GateInputs { learnt, speculating, first_token, now };
         gates::closed(inputs).next().map(|(reason, _)| reason)
     }
@@ -84,8 +84,9 @@ impl SpeculationController {
         let way = self.way();
         let sequences =
             if way.method == VerifyMethod::FanOut { learnt.concurrency.fan_out_nodes() } else { usize::MAX };
-        let allowed = learnt.nodes_allowed(self.first_token).min(learnt.costs.reach(way)).min(sequences);
-        let most = state.room.nodes.min(self.gamma_max).min(allowed).min(self.room());
+        let allowed =
+            learnt.nodes_allowed(self.rules.first_token).min(learnt.costs.reach(way)).min(sequences);
+        let most = state.room.nodes.min(self.rules.gamma_max).min(allowed).min(self.room());
         Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: state.room.depth }
     }
 
@@ -152,7 +153,7 @@ impl SpeculationController {
     /// is seen.
     fn refused(&self, learnt: &Measurements) -> bool {
         let drafters = self.slots.iter().map(|slot| (self.bucket, slot.id));
-        learnt.survival.all_refused(drafters, self.min_acceptance)
+        learnt.survival.all_refused(drafters, self.rules.min_acceptance)
     }
 
     /// True if a round whose first token this drafter proposes pays, by the present measurements.
@@ -165,10 +166,10 @@ impl SpeculationController {
     ) -> bool {
         if inputs.state.speculating {
             return self.streak.is_some_and(Streak::tries)
-                || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
+                || outlook.goes_on(quote, self.rules.stay, self.streak.map_or(0, |streak| streak.gap));
         }
         let known = |drafter| inputs.learnt.survival.evidence(self.bucket, drafter) >= EVIDENCE;
-        first.is_some_and(known) && outlook.begins(quote, self.margin)
+        first.is_some_and(known) && outlook.begins(quote, self.rules.margin)
     }
 
     fn outlook(&self, slot: Option<&SessionDrafter>, inputs: &ChoiceInputs<'_, '_>) -> Outlook {
@@ -185,7 +186,7 @@ impl SpeculationController {
 
     /// The rounds of the drafter in this slot: this session's, combined with those of its class.
     fn value(&self, slot: &SessionDrafter, round_costs: &RoundCosts, learnt: &Measurements) -> Value {
-        let class = Class::new(slot.id, self.bucket, self.kind);
+        let class = Class::new(slot.id, self.bucket, self.rules.kind);
         let others = learnt.classes.of(class).map(|rounds| round_costs.value(&rounds)).unwrap_or_default();
         let per_round = others.tokens / others.rounds.max(1e-6);
         round_costs.value(&slot.rounds).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
@@ -203,7 +204,7 @@ impl SpeculationController {
                 known.filter_map(|slot| round_costs.value(&slot.rounds).rate()).max_by(f64::total_cmp)?;
             let plain_seconds = tokens as f64 * token;
             let gain = plain_seconds / (tokens as f64 / rate + round_costs.switch_in);
-            Some((if gain < 1.0 + self.margin { 1.0 } else { gain }, round_costs.basis))
+            Some((if gain < 1.0 + self.rules.margin { 1.0 } else { gain }, round_costs.basis))
         })
     }
 
@@ -237,11 +238,11 @@ impl SpeculationController {
     /// already.
     pub fn combine(&self, model: Tree, state: SessionState) -> Tree {
         let model = model.by(self.model);
-        let most = self.gamma_fixed.unwrap_or(self.gamma_max);
+        let most = self.rules.gamma_fixed.unwrap_or(self.rules.gamma_max);
         let budget = Budget { nodes: most.min(state.room.nodes), depth: state.room.depth };
         let drafts: Vec<Tree> = std::iter::once(model).chain(self.looked_up(budget)).collect();
         self.control.with(|learnt| {
-            if self.gamma_fixed.is_some() {
+            if self.rules.gamma_fixed.is_some() {
                 return self.merged(&drafts, budget, learnt).tree;
             }
             let round_costs = self.round_costs(learnt, false);

@@ -14,7 +14,7 @@ impl SpeculationController {
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
         let (slot, drafter) = self.model()?;
         let (warm, explored, due) = (drafter.warm, drafter.explored, drafter.shadow.due(done));
-        if self.gamma_fixed.is_some() || self.prompt.is_none() || !slot.health.is_well(done) {
+        if self.rules.gamma_fixed.is_some() || self.prompt.is_none() || !slot.health.is_well(done) {
             return None;
         }
         if warm && due.is_none() {
@@ -27,7 +27,7 @@ impl SpeculationController {
                 learnt.costs.shadow_pass(self.model.number),
                 learnt.costs.plain_token(),
             );
-            let promising = self.promising(1.0 + self.margin, &round_costs, learnt);
+            let promising = self.promising(1.0 + self.rules.margin, &round_costs, learnt);
             (known, promising, self.hopeless(&round_costs), earned)
         });
         if !warm && known && promising {
@@ -53,15 +53,15 @@ impl SpeculationController {
     /// True if the model drafter is expected to be more than `times` as fast as plain decoding.
     fn promising(&self, times: f64, round_costs: &RoundCosts, learnt: &Measurements) -> bool {
         let rate = self.model_rate(round_costs, learnt);
-        let offer = self.model_offer(self.gamma_max, rate, round_costs, learnt);
+        let offer = self.model_offer(self.rules.gamma_max, rate, round_costs, learnt);
         offer.is_some_and(|offer| offer.tokens * round_costs.token > times * offer.seconds)
     }
 
     /// True if the model drafter could not pay even if nine of ten of its tokens were accepted.
     fn hopeless(&self, round_costs: &RoundCosts) -> bool {
-        let survival: Vec<f64> = (1..=self.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
+        let survival: Vec<f64> = (1..=self.rules.gamma_max).map(|depth| 0.9_f64.powi(depth as i32)).collect();
         let quote = round_costs.cut(&survival, 1.0 / round_costs.token, true);
-        quote.tokens * round_costs.token < (1.0 + self.margin) * quote.seconds
+        quote.tokens * round_costs.token < (1.0 + self.rules.margin) * quote.seconds
     }
 
     /// Tokens per second that speculation with the model drafter reaches in the long run.
@@ -72,7 +72,7 @@ impl SpeculationController {
     /// Minimum survival probability with which one more token of a draft of at most `gamma` is
     /// worth its time; 0 with `gamma.fixed`.
     pub fn min_worth(&self, gamma: usize) -> f64 {
-        if self.gamma_fixed.is_some() {
+        if self.rules.gamma_fixed.is_some() {
             return 0.0;
         }
         self.control.with(|learnt| {
@@ -95,10 +95,15 @@ impl SpeculationController {
             .control
             .with(|learnt| {
                 let round_costs = self.round_costs(learnt, false);
-                self.model_offer(self.gamma_max, self.model_rate(&round_costs, learnt), &round_costs, learnt)
+                self.model_offer(
+                    self.rules.gamma_max,
+                    self.model_rate(&round_costs, learnt),
+                    &round_costs,
+                    learnt,
+                )
             })
             .map_or(0, |quote| quote.nodes)
-            .clamp(1, self.gamma_max.max(1));
+            .clamp(1, self.rules.gamma_max.max(1));
         // A choice that is no token of the target's is certainly not the one that came.
         let choice = |(choice, &token): (&Option<TokenId>, &TokenId)| (choice.unwrap_or(!token), token);
         let pairs: Vec<(TokenId, TokenId)> =
