@@ -160,7 +160,7 @@ mod tests {
             of("p", &off, &[VerifyMethod::Tree], 9)
                 .expect_err("passthrough")
                 .to_string()
-                .contains("passthrough")
+                .contains("passed through")
         );
     }
 }

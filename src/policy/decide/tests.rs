@@ -297,22 +297,24 @@ fn no_speculation_on_a_server_that_speculates_itself_or_where_nothing_pays() {
 fn the_format_of_answers_comes_before_the_comparison_and_the_length_of_the_prompt() {
     use foretell_core::session::Permission::{Plain, Shadow, Speculate};
     let world = World::new();
+    let judged = judge(Route::Completions, br#"{"model":"m","prompt":[1,2,3],"max_tokens":5}"#);
     let of = |by_format, is_slower, context_max| {
         let terms = Terms { context_max, ..world.terms.clone() };
         let server = Server { by_format, terms: &terms, ..world.known() };
         permission(&Facts {
             server: Fact::Known(ServerState::Known(server)),
+            body: Fact::Known(Body::from(&judged)),
             group: &|_| Group { in_control: false, is_slower },
             ..world.facts()
         })
     };
     for format in [Plain(PlainReason::Parser), Shadow(PlainReason::Parser)] {
         assert_eq!(of(Some(format), true, 1000), format);
-        assert_eq!(of(Some(format), false, 0), format);
+        assert_eq!(of(Some(format), false, 2), format);
     }
-    assert_eq!(of(None, true, 0), Shadow(PlainReason::GateControl));
-    assert_eq!(of(None, false, 0), Plain(PlainReason::ContextTooLong));
-    assert_eq!(of(None, false, 1000), Speculate);
+    assert_eq!(of(None, true, 2), Shadow(PlainReason::GateControl));
+    assert_eq!(of(None, false, 2), Plain(PlainReason::ContextTooLong));
+    assert_eq!(of(None, false, 3), Speculate);
 }
 
 #[test]
