@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::check::is_reserved;
 use super::problem::{Problem, Refusal};
-use super::read::is_own;
 use super::yaml::{self, Node, Value};
 
 /// Settings that take effect while the process runs.
@@ -22,7 +22,7 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
     let value =
         |leaves: &BTreeMap<String, Node>, path: &String| leaves.get(path).map(|leaf| leaf.value.clone());
     let differs = |path: &&String| value(&before, path) != value(&after, path);
-    let matters = |path: &&String| !LIVE.contains(&path.as_str()) && !is_own(path);
+    let matters = |path: &&String| !LIVE.contains(&path.as_str()) && !is_reserved(path);
     let found = paths.into_iter().filter(differs).filter(matters);
     let mut problems: Vec<Problem> = found
         .map(|path| {

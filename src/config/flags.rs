@@ -1,16 +1,18 @@
 //! Settings given by command-line flags and environment variables.
 
-use foretell_parsers::parse::Parsers;
-use http::Uri;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::kind::{parse_address, parse_base};
+use foretell_core::words::Mode;
+use foretell_parsers::parse::Parsers;
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
+
+use super::check;
+use super::forms::{self, Address, Base};
 use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
-use super::process::{
-    Backend, Connect, Dialect, Load, LogFormat, LogLevel, MODE_HINTS, MODES, Model, Process, Replicas,
-    TokenizerSource, VerifyLimits,
-};
+use super::process::{Backend, Dialect, Listen, Model, Process, Replicas, TokenizerSource, file};
 use super::values::Glob;
 use super::yaml::quote;
 
@@ -100,65 +102,50 @@ struct Override {
     source: String,
 }
 
-/// Settings from flags and environment; a flag takes precedence.
+/// Settings from flags and environment, by flag.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Overrides {
-    config: Option<Override>,
-    backend: Option<Override>,
-    tokenizer: Option<Override>,
-    dialect: Option<Override>,
-    listen: Option<Override>,
-    admin: Option<Override>,
-    mode: Option<Override>,
-    policies: Option<Override>,
-    log_level: Option<Override>,
-    log_format: Option<Override>,
-}
+pub struct Overrides(BTreeMap<&'static str, Override>);
 
 impl Overrides {
     /// Combines both; a flag takes precedence over its variable, and an empty variable counts as
     /// unset.
     pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
-        let given = |flag: &Option<String>, name: &str| {
+        let given = |(name, flag): (&'static str, &Option<String>)| {
             if let Some(text) = flag {
-                return Some(Override { text: text.clone(), source: format!("--{name}") });
+                return Some((name, Override { text: text.clone(), source: format!("--{name}") }));
             }
             let source = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
             let text = environment.get(&source).filter(|text| !text.is_empty())?;
-            Some(Override { text, source })
+            Some((name, Override { text, source }))
         };
-        Self {
-            config: given(&flags.config, "config"),
-            backend: given(&flags.backend, "backend"),
-            tokenizer: given(&flags.tokenizer, "tokenizer"),
-            dialect: given(&flags.engine, "engine"),
-            listen: given(&flags.listen, "listen"),
-            admin: given(&flags.admin, "admin"),
-            mode: given(&flags.mode, "mode"),
-            policies: given(&flags.policies, "policies"),
-            log_level: given(&flags.log_level, "log-level"),
-            log_format: given(&flags.log_format, "log-format"),
-        }
+        let all = [
+            ("config", &flags.config),
+            ("backend", &flags.backend),
+            ("tokenizer", &flags.tokenizer),
+            ("engine", &flags.engine),
+            ("listen", &flags.listen),
+            ("admin", &flags.admin),
+            ("mode", &flags.mode),
+            ("policies", &flags.policies),
+            ("log-level", &flags.log_level),
+            ("log-format", &flags.log_format),
+        ];
+        Self(all.into_iter().filter_map(given).collect())
     }
 
     /// Path of the config file, if a flag or variable sets it.
     pub fn config(&self) -> Option<PathBuf> {
-        self.config.as_ref().map(|given| PathBuf::from(&given.text))
-    }
-
-    /// Path of the policy folder, if a flag or variable sets it.
-    pub fn policies(&self) -> Option<PathBuf> {
-        self.policies.as_ref().map(|given| PathBuf::from(&given.text))
+        self.0.get("config").map(|given| PathBuf::from(&given.text))
     }
 
     /// The flag or variable that sets the policy folder, if one does.
     pub fn policies_source(&self) -> Option<&str> {
-        self.policies.as_ref().map(|given| given.source.as_str())
+        self.0.get("policies").map(|given| given.source.as_str())
     }
 
     /// The tokenizer, if it is set.
     pub fn named(&self) -> Option<Named> {
-        self.tokenizer.as_ref().map(|given| Named {
+        self.0.get("tokenizer").map(|given| Named {
             path: (&given.text).into(),
             kind: FileKind::Tokenizer,
             file: given.source.clone(),
@@ -170,9 +157,8 @@ impl Overrides {
     /// True if the config file's setting at `setting` stays in force, that is, no flag or
     /// variable replaces it.
     pub fn leaves(&self, setting: &str) -> bool {
-        let replaced =
-            [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
-        !replaced.into_iter().any(|(given, prefix)| given.is_some() && setting.starts_with(prefix))
+        let replaced = [("backend", "backends["), ("listen", "listen["), ("policies", "policies.")];
+        !replaced.into_iter().any(|(flag, prefix)| self.0.contains_key(flag) && setting.starts_with(prefix))
     }
 
     /// Applies these settings to `process`.
@@ -181,61 +167,73 @@ impl Overrides {
     /// Every setting that is malformed or not allowed.
     pub fn apply(&self, process: &mut Process) -> Result<(), Vec<Problem>> {
         let mut problems = Vec::new();
-        if let Some(dir) = self.policies() {
-            process.policies = dir;
-        }
-        if let Some(given) = &self.mode {
-            match one_of(&given.text, MODES) {
-                Ok(mode) => (process.mode, process.mode_source) = (mode, Some(given.source.clone())),
-                Err(refusal) => {
-                    problems.push(problem(given, "mode", refusal.hinted(&given.text, MODE_HINTS)));
-                }
+        let mut set = |flag: &str, path: &str, put: &mut dyn FnMut(&str) -> Result<(), Refusal>| {
+            let Some(given) = self.0.get(flag) else { return };
+            if let Err(refusal) = put(&given.text) {
+                problems.push(Problem::new(&given.source, None, path, refusal, quote(&given.text)));
             }
-        }
+        };
+        set("policies", "policies.dir", &mut |dir| {
+            process.policies = dir.into();
+            Ok(())
+        });
+        set("mode", "mode", &mut |text| {
+            process.mode = word::<Mode>("mode", text)?;
+            process.mode_source = self.0.get("mode").map(|given| given.source.clone());
+            Ok(())
+        });
         let observe = &mut process.observe;
-        let level = |text: &str| one_of(text, LogLevel::NAMES);
-        set(self.log_level.as_ref(), "observe.level", &mut problems, level, |level| observe.level = level);
-        let format = |text: &str| one_of(text, LogFormat::NAMES);
-        set(self.log_format.as_ref(), "observe.log", &mut problems, format, |format| observe.log = format);
-        set(self.listen.as_ref(), "listen", &mut problems, parse_address, |address| {
-            process.listen = vec![super::process::Listen { address, tls: None }];
+        set("log-level", "observe.level", &mut |text| {
+            word("observe/properties/level", text).map(|level| observe.level = level)
         });
-        set(self.admin.as_ref(), "admin.address", &mut problems, parse_address, |address| {
-            process.admin.address = address;
+        set("log-format", "observe.log", &mut |text| {
+            word("observe/properties/log", text).map(|log| observe.log = log)
         });
-        let needs_token = !process.admin.address.ip().is_loopback() && process.admin.token_file.is_none();
-        if let Some(given) = self.admin.as_ref().filter(|_| needs_token) {
-            let allowed = "a loopback address, or any with admin.token_file";
-            let refusal = Refusal::new(OPEN, allowed);
-            problems.push(problem(given, "admin.address", refusal));
-        }
-        set(self.backend.as_ref(), "backends", &mut problems, parse_base, |url| {
-            process.backends = vec![one_backend(url)];
+        set("listen", "listen", &mut |text| {
+            process.listen = vec![Listen { address: forms::parse::<Address>(text)?, tls: None }];
+            Ok(())
         });
-        set(
-            self.tokenizer.as_ref(),
-            TOKENIZER,
-            &mut problems,
-            |path| self.tokenized(path),
-            |model| process.backends.iter_mut().for_each(|backend| backend.models = vec![model.clone()]),
-        );
-        let dialect = |text: &str| one_of(text, Dialect::NAMES);
-        set(self.dialect.as_ref(), "backends[0].engine", &mut problems, dialect, |dialect| {
-            process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
+        let admin = &mut process.admin;
+        set("admin", "admin.address", &mut |text| {
+            forms::parse::<Address>(text).map(|address| admin.address = address)
+        });
+        let is_open = !admin.address.ip().is_loopback() && admin.token_file.is_none();
+        set("admin", "admin.address", &mut |_| {
+            let refusal = Refusal::new(OPEN, "a loopback address, or any with admin.token_file");
+            if is_open { Err(refusal) } else { Ok(()) }
+        });
+        let backends = &mut process.backends;
+        set("backend", "backends", &mut |text| {
+            let replicas = Replicas::Urls(vec![forms::parse::<Base>(text)?]);
+            *backends = vec![Backend { replicas, ..Backend::default() }];
+            Ok(())
+        });
+        set("tokenizer", TOKENIZER, &mut |path| {
+            let model = self.tokenized(path)?;
+            for backend in backends.iter_mut() {
+                backend.models = vec![model.clone()];
+            }
+            Ok(())
+        });
+        set("engine", "backends[0].engine", &mut |text| {
+            let dialect: Dialect = word("backends/items/properties/engine", text)?;
+            for backend in backends.iter_mut() {
+                backend.dialect = dialect;
+            }
+            Ok(())
         });
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
-}
 
-impl Overrides {
     /// Every model of the one server, with this tokenizer.
     fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
-        if self.backend.is_none() {
+        if !self.0.contains_key("backend") {
             return Err(Refusal::new("no server for it", "together with --backend URL"));
         }
         Ok(Model {
             id: Glob::new("*"),
             aliases: Vec::new(),
+            base: None,
             tokenizer: TokenizerSource::File(path.into()),
             parsers: Parsers::default(),
             generation_config: None,
@@ -243,48 +241,8 @@ impl Overrides {
     }
 }
 
-fn set<T>(
-    given: Option<&Override>,
-    path: &str,
-    problems: &mut Vec<Problem>,
-    parse: impl FnOnce(&str) -> Result<T, Refusal>,
-    put: impl FnOnce(T),
-) {
-    let Some(given) = given else { return };
-    match parse(&given.text) {
-        Ok(value) => put(value),
-        Err(refusal) => problems.push(problem(given, path, refusal)),
-    }
-}
-
-fn problem(given: &Override, path: &str, refusal: Refusal) -> Problem {
-    Problem::new(&given.source, None, path, refusal, quote(&given.text))
-}
-
-/// The value with this name.
-fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, Refusal> {
-    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
-    let found = all.iter().find(|(name, _)| *name == text);
-    found
-        .map(|(_, value)| *value)
-        .ok_or_else(|| Refusal::new("unknown value", names.join("|")).near(text, &names))
-}
-
-fn one_backend(url: Uri) -> Backend {
-    Backend {
-        name: "default".to_owned(),
-        dialect: Dialect::default(),
-        replicas: Replicas::Urls(vec![url]),
-        ranks: 0,
-        render: super::process::Render::default(),
-        translates: Vec::new(),
-        models: Vec::new(),
-        connect: Connect::default(),
-        load: Load::default(),
-        methods: VerifyLimits::default(),
-        probe: super::process::Probe::default(),
-        slots: super::process::SLOTS,
-        billed: false,
-        default: false,
-    }
+/// The value with this name, as the setting at `path` of the schema takes it.
+fn word<T: DeserializeOwned>(path: &str, text: &str) -> Result<T, Refusal> {
+    let schema = file::settings().pointer(&format!("/properties/{path}"));
+    check::word(schema.unwrap_or(&Json::Null), text)
 }

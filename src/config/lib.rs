@@ -1,25 +1,30 @@
 //! The config file and the policies: raw text to validated values.
 //!
-//! Parsing is pure and finds every error at once; reading files and the environment is a thin layer
+//! A setting is a field of a struct. `schema` makes a JSON Schema of the structs, `check` compares
+//! a file with it and finds every error at once, serde reads what is good, and `settle` of each
+//! section judges the rules between settings. Reading files and the environment is a thin layer
 //! around it. A flag takes precedence over `FORETELL_<FLAG>`, that over the file, and that over the
 //! default.
 
-pub mod declared;
+pub mod at;
+pub mod check;
 pub mod difference;
 pub mod flags;
-pub mod kind;
+pub mod forms;
+mod listeners;
 pub mod load;
 pub mod named;
 pub mod policy;
 pub mod problem;
 pub mod process;
-pub mod read;
 pub mod reference;
 pub mod regular;
+pub mod schema;
 pub mod store;
 pub mod trained;
 pub mod values;
 pub mod variables;
+mod warnings;
 pub mod watch;
 pub mod yaml;
 

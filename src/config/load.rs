@@ -2,24 +2,19 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-use http::Uri;
 
 use super::flags::{Flags, Overrides, Strings};
+use super::listeners::{clashing, looping};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, ParsedPolicy};
 use super::problem::{DOCUMENT, Problem, Refusal};
-use super::process::{self, Backend, Parsed, Process, ProcessFile, Replicas, Tenant, TenantFallback};
+use super::process::{self, Parsed, Process, ProcessFile};
 use super::regular;
 use super::trained;
+use super::warnings::{ineffective, inert, shadowed, unbelieved, unruled, unverified};
 use super::yaml::FILE_BYTES;
-use foretell_core::draft::Scope;
-use foretell_core::words::Mode;
-use foretell_policy::{Accept, Drafter, Match, Policy, PolicyMode, PolicySet, Rule};
-use foretell_wire::openai::Api;
+use foretell_policy::{Drafter, Policy, PolicySet};
 
 /// Config file that is read if none is named and this one exists.
 const CONFIG_FILE: &str = "foretell.yaml";
@@ -165,200 +160,6 @@ pub fn process_file(process: &Process) -> String {
     file.unwrap_or_else(|| "(no config file)".to_owned())
 }
 
-/// Warning that the policy folder has no policy, so the built-in one is in force.
-fn unruled(process: &Process, sources: &[(String, String)]) -> Option<String> {
-    let empty = process.policies_must_exist && sources.is_empty();
-    let dir = process.policies.display();
-    empty.then(|| format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force"))
-}
-
-/// Warning that a lossy rule relaxes nothing.
-fn inert(policy: &Policy) -> Option<String> {
-    let Accept { rule, tolerance, .. } = &policy.accept;
-    let inert = *rule != Rule::Exact && tolerance.max <= 0.0;
-    let name = &policy.name;
-    inert.then(|| {
-        format!("policy {name}: accept.rule: {} relaxes nothing: tolerance.max is 0 or not set", rule.name())
-    })
-}
-
-/// Warnings that a backend is left no method of verification.
-fn unverified(process: &Process) -> Vec<String> {
-    let left = |backend: &&Backend| backend.methods.allow.is_empty();
-    let line = |backend: &Backend| {
-        format!(
-            "backend {}: verify.allow: [] leaves no method: its requests are passed through",
-            backend.name
-        )
-    };
-    process.backends.iter().filter(left).map(line).collect()
-}
-
-/// Warning that a list of a policy's match has no entry, so that it holds for no request.
-fn unmatched(policy: &Policy) -> Option<String> {
-    let Match { models, backends, tenants, routes, .. } = &policy.matcher;
-    let empty = [
-        ("models", models.as_ref().is_some_and(Vec::is_empty)),
-        ("backends", backends.as_ref().is_some_and(Vec::is_empty)),
-        ("tenants", tenants.as_ref().is_some_and(Vec::is_empty)),
-        ("routes", routes.as_ref().is_some_and(Vec::is_empty)),
-    ];
-    let (list, _) = empty.into_iter().find(|(_, empty)| *empty)?;
-    Some(format!("policy {}: it never applies: match.{list} is empty", policy.name))
-}
-
-/// Warnings about policies that no request reaches.
-fn shadowed(policies: &PolicySet) -> Vec<String> {
-    let policies = policies.policies();
-    let Some(last) = policies.iter().position(|policy| policy.matcher == Match::default()) else {
-        return Vec::new();
-    };
-    let (before, behind) = policies.split_at(last + 1);
-    let taker = before.last().map_or("", |policy| &policy.name);
-    let line = |policy: &Arc<Policy>| {
-        format!("policy {}: it never applies: policy {taker} before it has no match", policy.name)
-    };
-    behind.iter().map(line).collect()
-}
-
-/// Listeners whose address clashes with an earlier one. They are compared as they come out of
-/// file, flags and variables, so they have no line.
-fn clashing(process: &Process) -> Vec<Problem> {
-    let bound = bound(process);
-    let file = process_file(process);
-    let problem = |(index, (path, address)): (usize, &(String, SocketAddr))| {
-        let (other, taken) = bound.iter().take(index).find(|(_, other)| clash(*address, *other))?;
-        let refusal = Refusal::new(&format!("{other} ({taken}) takes it"), "an address of its own");
-        Some(Problem::new(&file, None, path, refusal, format!("{:?}", address.to_string())))
-    };
-    bound.iter().enumerate().filter_map(problem).collect()
-}
-
-/// Replicas that are a listener of this process: requests would come back to it.
-fn looping(process: &Process) -> Vec<Problem> {
-    let bound = bound(process);
-    let file = process_file(process);
-    let mut problems = Vec::new();
-    for (index, backend) in process.backends.iter().enumerate() {
-        let Replicas::Urls(urls) = &backend.replicas else { continue };
-        for (number, url) in urls.iter().enumerate() {
-            let Some(address) = here(url) else { continue };
-            let Some((listener, _)) = bound.iter().find(|(_, own)| clash(address, *own)) else { continue };
-            let refusal = Refusal::new(&format!("{listener} is there"), "the address of a server");
-            let path = format!("backends[{index}].replicas[{number}]");
-            problems.push(Problem::new(&file, None, &path, refusal, format!("{:?}", url.to_string())));
-        }
-    }
-    problems
-}
-
-/// The address of a URL that names this machine as such; `None` for other hosts.
-fn here(url: &Uri) -> Option<SocketAddr> {
-    let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
-    let ip = if host == "localhost" { Ok(Ipv4Addr::LOCALHOST.into()) } else { host.parse::<IpAddr>() };
-    let ip = ip.ok().filter(|ip| ip.is_loopback() || ip.is_unspecified())?;
-    let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
-    Some(SocketAddr::new(ip, port))
-}
-
-/// The listeners, each with the path of its setting.
-fn bound(process: &Process) -> Vec<(String, SocketAddr)> {
-    let listen = process.listen.iter().enumerate();
-    let mut bound: Vec<(String, SocketAddr)> =
-        listen.map(|(index, listen)| (format!("listen[{index}].address"), listen.address)).collect();
-    bound.push(("admin.address".to_owned(), process.admin.address));
-    bound.extend(process.metrics.map(|address| ("metrics.address".to_owned(), address)));
-    bound
-}
-
-/// True if two sockets cannot listen on these addresses at the same time. `[::]` takes the port of
-/// IPv4 as well.
-fn clash(one: SocketAddr, other: SocketAddr) -> bool {
-    let takes = |all: IpAddr, own: IpAddr| all.is_unspecified() && (all.is_ipv6() || own.is_ipv4());
-    let same = one.ip() == other.ip() || takes(one.ip(), other.ip()) || takes(other.ip(), one.ip());
-    same && one.port() == other.port() && one.port() != 0
-}
-
-/// Warnings about settings of a policy that have no effect with this config file.
-fn ineffective(policy: &Policy, process: &Process) -> Vec<String> {
-    let told = unknown_backends(policy, process).into_iter();
-    told.chain(unmatched(policy))
-        .chain(untenanted(policy, process))
-        .chain(unrecorded(policy, process))
-        .chain(untranslated(policy, process))
-        .collect()
-}
-
-/// Warnings that a policy names backends that there are none of.
-fn unknown_backends(policy: &Policy, process: &Process) -> Vec<String> {
-    // That there is no backend at all is a problem of its own.
-    let named = policy.matcher.backends.iter().flatten().filter(|_| !process.backends.is_empty());
-    let unknown = named.filter(|glob| !process.backends.iter().any(|backend| glob.matches(&backend.name)));
-    let name = &policy.name;
-    unknown
-        .map(|glob| format!("policy {name}: match.backends: no backend is named {}", glob.as_str()))
-        .collect()
-}
-
-/// True if a drafter of the policy reads texts of the request's tenant.
-fn drafts_of_tenant(policy: &Policy) -> bool {
-    policy.drafters.iter().any(|drafter| match drafter {
-        Drafter::Lookup(lookup) => lookup.corpus_scope() == Some(Scope::Tenant),
-        Drafter::Model { .. } => false,
-    })
-}
-
-/// Warning that a policy is for tenants, and no request has one.
-fn untenanted(policy: &Policy, process: &Process) -> Option<String> {
-    let Tenant { header, fallback, .. } = &process.tenant;
-    let nobody = header.is_none() && *fallback == TenantFallback::None;
-    let scoped = drafts_of_tenant(policy);
-    let what = match policy.matcher.tenants {
-        Some(_) => "match.tenants never applies",
-        None if scoped => "scope: tenant drafts from the request's own text alone",
-        None => return None,
-    };
-    let name = &policy.name;
-    nobody
-        .then(|| format!("policy {name}: {what} without tenant.header or tenant.fallback of the config file"))
-}
-
-/// Warning that a policy's requests are not recorded.
-fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
-    let why = match (process.corpus.record.is_some(), policy.mode, process.mode) {
-        _ if !policy.corpus.record => return None,
-        (false, ..) => "without corpus.record.dir of the config file".to_owned(),
-        (true, PolicyMode::Auto, Mode::Auto) => return None,
-        (true, PolicyMode::Auto, mode) => format!("in mode {}", mode.name()),
-        (true, mode, _) => format!("with mode: {}", mode.name()),
-    };
-    Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
-}
-
-/// Warning that a policy is for requests of APIs that no backend translates, which are passed
-/// through.
-fn untranslated(policy: &Policy, process: &Process) -> Option<String> {
-    let routes = policy.matcher.routes.as_ref().filter(|_| !process.backends.is_empty())?;
-    let never = |api: &Api| {
-        let is_other = matches!(api, Api::Messages | Api::Responses);
-        is_other && !process.backends.iter().any(|backend| backend.translates.contains(api))
-    };
-    let never: Vec<&str> = routes.iter().filter(|&api| never(api)).map(|api| api.name()).collect();
-    let (name, apis) = (&policy.name, never.join(" and "));
-    (!never.is_empty()).then(|| {
-        format!(
-            "policy {name}: match.routes: {apis} never apply, as no backend has routes: {{ ...: translate }}"
-        )
-    })
-}
-
-/// Warning that a tenant header is set but no peer is trusted to send it.
-fn unbelieved(process: &Process) -> Option<String> {
-    let Tenant { header, trusted_peers, .. } = &process.tenant;
-    let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
-    Some(format!("tenant.header: {header} is never trusted: tenant.trusted_peers is empty"))
-}
-
 /// The policy files as they are on disk now, as (path, text) in match order: the input of a reload.
 ///
 /// # Errors
@@ -433,8 +234,8 @@ fn sources(
             shown(&process.policies),
         ));
     }
-    let dir = Some(&process.policies).filter(|_| !missing);
-    let paths = dir.map_or(Ok(Vec::new()), |dir| policy_files(dir)).unwrap_or_else(|found| {
+    let paths = if missing { Ok(Vec::new()) } else { policy_files(&process.policies) };
+    let paths = paths.unwrap_or_else(|found| {
         problems.extend(found);
         Vec::new()
     });

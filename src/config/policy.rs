@@ -7,6 +7,7 @@ use std::path::Path;
 use super::problem::Problem;
 use foretell_policy::PolicySet;
 
+pub(super) use file::settings;
 pub use file::{ParsedPolicy, parse, schema};
 
 /// Text of the built-in policy, used if there is no policy file.

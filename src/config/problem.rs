@@ -1,15 +1,16 @@
 //! A problem with a setting: its position, the allowed values, and the value found.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fmt::{self, Write};
+
+use foretell_core::setting::GOT;
+use strsim::osa_distance;
 
 use super::named::Named;
 
 /// The path of a whole document.
 pub const DOCUMENT: &str = "(document)";
-
-/// Stands in a sentence for the value that was found, which may have to be hidden.
-pub const GOT: &str = "{got}";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -164,6 +165,16 @@ impl Refusal {
         Self { message: sentence.into(), allowed: String::new(), suggestion: None }
     }
 
+    /// A refusal with this message, which may be a sentence about [`GOT`].
+    pub fn of(message: Cow<'_, str>, allowed: &str) -> Self {
+        if message.contains(GOT) { Self::sentence(message) } else { Self::new(&message, allowed) }
+    }
+
+    /// True if the message says all.
+    pub fn is_sentence(&self) -> bool {
+        self.allowed.is_empty()
+    }
+
     /// A refusal without a suggestion.
     pub fn new(message: &str, allowed: impl Into<String>) -> Self {
         Self { message: message.to_owned(), allowed: allowed.into(), suggestion: None }
@@ -175,22 +186,13 @@ impl Refusal {
         self.suggestion = nearest(got, words).map(str::to_owned);
         self
     }
-
-    /// Suggests what `hints` has for `got`: a word of another file, and what it is called here.
-    #[must_use]
-    pub fn hinted(mut self, got: &str, hints: &[(&str, &str)]) -> Self {
-        let hint = hints.iter().find(|(word, _)| *word == got);
-        self.suggestion = hint.map(|(_, hint)| (*hint).to_owned()).or(self.suggestion);
-        self
-    }
 }
 
 /// The word with the smallest edit distance to `got`, at most a third of the word's letters and at
 /// most 3; else the only one that begins like `got`.
 pub fn nearest<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
-    let near = |word: &&str| distance(got, word);
-    let best = words.iter().copied().min_by_key(near)?;
-    if distance(got, best) <= (best.chars().count().max(3) / 3).min(3) {
+    let best = words.iter().copied().min_by_key(|word| osa_distance(got, word))?;
+    if osa_distance(got, best) <= (best.chars().count().max(3) / 3).min(3) {
         return Some(best);
     }
     begun(got, words)
@@ -202,47 +204,15 @@ fn begun<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
     let (last, _) = got.char_indices().last().filter(|(last, _)| *last >= 4)?;
     let mut found =
         words.iter().copied().filter(|word| got.get(..last).is_some_and(|stem| word.starts_with(stem)));
-    found.next().filter(|_| found.next().is_none())
-}
-
-/// Edit distance: letters inserted, deleted, replaced or swapped with their neighbour (optimal
-/// string alignment).
-fn distance(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut before: Vec<usize> = Vec::new();
-    let mut above: Vec<usize> = (0..=right.len()).collect();
-    let mut previous = None;
-    for (row, letter) in left.chars().enumerate() {
-        let mut line = vec![row + 1];
-        for (column, &other) in right.iter().enumerate() {
-            let at = |cells: &[usize], index: usize| cells.get(index).copied().unwrap_or(usize::MAX - 1);
-            let replaced = at(&above, column) + usize::from(letter != other);
-            let mut cost = replaced.min(at(&above, column + 1) + 1).min(at(&line, column) + 1);
-            let swapped = previous == Some(other) && column > 0 && right.get(column - 1) == Some(&letter);
-            if swapped {
-                cost = cost.min(at(&before, column - 1) + 1);
-            }
-            line.push(cost);
-        }
-        before = std::mem::replace(&mut above, line);
-        previous = Some(letter);
+    match (found.next(), found.next()) {
+        (Some(only), None) => Some(only),
+        _ => None,
     }
-    above.last().copied().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn distances_are_the_known_ones() {
-        for (left, right, expected) in
-            [("", "", 0), ("", "ab", 2), ("kitten", "sitting", 3), ("gamam", "gamma", 1), ("abc", "abc", 0)]
-        {
-            assert_eq!(distance(left, right), expected, "{left} {right}");
-            assert_eq!(distance(right, left), expected, "{right} {left}");
-        }
-    }
 
     #[test]
     fn only_a_near_word_is_suggested() {

@@ -1,31 +1,38 @@
-//! The config file (`foretell.yaml`), validated: listeners, backends and limits.
+//! The config file (`foretell.yaml`), validated. A setting is a field of a struct here or below:
+//! its type, form, limits and meaning; its default beside it. Errors, schema and reference page
+//! come from there. Rules between settings are in `rules`.
 
 mod backend;
-mod backends;
+mod client;
+mod connect;
+mod corpus;
 pub(super) mod file;
+mod model;
+mod observe;
+mod rules;
 mod store;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use http::Uri;
 use indexmap::IndexMap;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
+use super::forms::{FilePath, HeaderName, Peers};
 use super::values::Network;
+use foretell_core::setting::{Each, Maybe};
 use foretell_core::words::Mode;
 use foretell_net::http::drain::DrainTimes;
-use foretell_net::http::listen::Bounds;
-use foretell_onnx::open::DeviceChoice;
-
-pub(super) use backends::SLOTS;
 
 pub use backend::{
-    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, TokenizerSource,
-    VerifyLimits,
+    Backend, Budget, Dialect, Load, Probe, ProbeWhen, Render, Replicas, Route, Routes, Scheme, VerifyLimits,
 };
-pub(super) use file::{MODE_HINTS, MODES};
+pub use client::{Admin, Limits, Listen, Metrics, ServerTls, Timeouts};
+pub use connect::{Auth, ClientTls, Connect, HostHeader};
+pub use corpus::{Corpus, DrafterModel, Record};
 pub use file::{Parsed, parse, parse_all, schema};
+pub use model::{Model, TokenizerSource};
+pub use observe::{LogFormat, LogLevel, Observe};
 pub use store::{Fleet, StoreUrl};
 
 /// The name listed for `value`; empty if it is not in the list.
@@ -34,53 +41,94 @@ pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T
 }
 
 /// The validated config file, with flags and environment variables applied.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Process {
-    /// Operating mode of the whole process; the admin API can change it at run time.
+    /// off: pass requests through. observe: pass them through, and draft in the shadow. auto: speculate where it pays.
+    #[schemars(extend("hints" = {
+        "shadow": "observe (shadow is a mode of policies)",
+        "plain": "observe (plain is a mode of policies)",
+    }))]
     pub mode: Mode,
-    /// The flag or variable that sets the mode, which an edit of the file then does not change;
-    /// `None`: the file or the default does.
-    pub mode_source: Option<String>,
-    /// Listeners for clients; at least one.
+    /// Listeners for clients, http/1.1 and h2c.
+    #[schemars(length(min = 1))]
     pub listen: Vec<Listen>,
-    /// Listener and access rules of the admin interface.
+    /// The operator's listener: status page, API, metrics.
     pub admin: Admin,
-    /// Address of a listener that serves only `/metrics`; `None`: metrics are served by the admin
-    /// interface alone.
-    pub metrics: Option<SocketAddr>,
-    /// Limits on client requests and connections.
+    /// A listener with only /metrics, /healthz and /readyz.
+    pub metrics: Metrics,
+    /// Limits of requests and of their memory.
     pub limits: Limits,
-    /// Time limits for backends and drafters.
+    /// Maximum waits.
     pub timeouts: Timeouts,
-    /// Durations of an orderly shutdown.
+    /// Durations of a shutdown.
     pub drain: DrainTimes,
-    /// How the tenant of a request is determined.
+    /// The tenant of a request.
     pub tenant: Tenant,
-    /// Permissions of the client header `x-foretell`.
-    pub client: ClientControl,
-    /// The backends, in the order of the file.
+    /// Control by clients.
+    pub client: Client,
+    /// The services that requests are sent to.
     pub backends: Vec<Backend>,
-    /// Drafter models, by the name under which policies refer to them.
+    /// Models that draft, by name.
     pub drafters: IndexMap<String, DrafterModel>,
-    /// Limits of the corpus, the texts that drafters keep across requests.
+    /// Texts that drafters keep across requests.
     pub corpus: Corpus,
-    /// The store over which sidecars share what they measure.
+    /// The store over which sidecars share what they learn.
     pub fleet: Fleet,
-    /// Conditions of `/readyz`.
+    /// Conditions of /readyz.
     pub ready: Ready,
+    /// The policy files.
+    #[serde(rename = "policies")]
+    pub policy_files: PolicyFiles,
+    /// Log and traces.
+    pub observe: Observe,
     /// Folder of the policy files.
+    #[serde(skip)]
     pub policies: PathBuf,
     /// If true, a missing policy folder is an error: it was named explicitly, or it existed at the
     /// first reading.
+    #[serde(skip)]
     pub policies_must_exist: bool,
-    /// Logging and tracing.
-    pub observe: Observe,
-    /// The config file as it was read; `None` without one.
-    pub file: Option<ProcessFile>,
     /// The [`fingerprint`](super::load::fingerprint) of the policy files as they were read with
     /// these settings; `None` if the policies do not come from files, so that there is nothing to
     /// watch.
+    #[serde(skip)]
     pub policies_read: Option<u64>,
+    /// The flag or variable that sets the mode, which an edit of the file then does not change;
+    /// `None`: the file or the default does.
+    #[serde(skip)]
+    pub mode_source: Option<String>,
+    /// The config file as it was read; `None` without one.
+    #[serde(skip)]
+    pub file: Option<ProcessFile>,
+}
+
+impl Default for Process {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            listen: vec![Listen::usual()],
+            admin: Admin::default(),
+            metrics: Metrics::default(),
+            limits: Limits::default(),
+            timeouts: Timeouts::default(),
+            drain: DrainTimes::default(),
+            tenant: Tenant::default(),
+            client: Client::default(),
+            backends: Vec::new(),
+            drafters: IndexMap::new(),
+            corpus: Corpus::default(),
+            fleet: Fleet::default(),
+            ready: Ready::default(),
+            policy_files: PolicyFiles::default(),
+            observe: Observe::default(),
+            policies: PathBuf::from("policies"),
+            policies_must_exist: false,
+            policies_read: None,
+            mode_source: None,
+            file: None,
+        }
+    }
 }
 
 /// A config file and its text.
@@ -92,98 +140,40 @@ pub struct ProcessFile {
     pub text: String,
 }
 
-/// A listener for clients.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listen {
-    /// Address and port that it binds.
-    pub address: SocketAddr,
-    /// TLS certificates; `None` serves plain HTTP.
-    pub tls: Option<ServerTls>,
-}
-
-/// TLS certificates of a listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerTls {
-    /// The certificate chain, PEM.
-    pub cert: PathBuf,
-    /// The private key, PEM.
-    pub key: PathBuf,
-    /// Authorities (PEM) that must have signed every client's certificate; `None`: no client
-    /// certificate is required.
-    pub client_ca: Option<PathBuf>,
-}
-
-/// Address and access rules of the admin interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Admin {
-    /// Address that it binds; any other than loopback requires `token_file`.
-    pub address: SocketAddr,
-    /// File with the bearer token that callers must send; `None`: no token is required.
-    pub token_file: Option<PathBuf>,
-    /// Host names accepted in the `Host` header, besides `localhost` and IP addresses.
-    pub hosts: Vec<String>,
-}
-
-/// Limits on client requests and connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Limits of a request's head, with the time limits of a client's requests (`timeouts.header`,
-    /// `timeouts.body`, `timeouts.keep_alive`).
-    pub head: Bounds,
-    /// Maximum size of a request body considered for speculation, bytes; larger ones are passed
-    /// through without being read.
-    pub speculate_body: usize,
-    /// Maximum size of a request body, bytes; larger ones are refused. `None`: no limit.
-    pub passthrough_body: Option<u64>,
-    /// Maximum number of concurrent speculated requests; further ones are passed through. 0: all.
-    pub sessions: usize,
-    /// Maximum memory for bodies and sessions together, bytes; above it completions are passed
-    /// through without being read.
-    pub memory: u64,
-    /// Maximum number of concurrent client connections; `None`: as many as the limit of open file
-    /// descriptors allows.
-    pub connections: Option<usize>,
-}
-
-/// Time limits for backends and drafters; `None` means no limit unless the field says otherwise.
-/// Those for clients are in [`Limits::head`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timeouts {
-    /// For connecting to a backend.
-    pub connect: Duration,
-    /// From sending a request to the first byte of the backend's answer.
-    pub first_byte: Option<Duration>,
-    /// Longest pause between two pieces of a backend's answer.
-    pub idle: Option<Duration>,
-    /// For one verify request.
-    pub verify: Duration,
-    /// For one draft of a model drafter; `None`: each session chooses its own limit.
-    pub draft: Option<Duration>,
-    /// Time that an unused connection to a backend is kept open.
-    pub pool_idle: Duration,
-}
-
 /// Conditions of `/readyz`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Ready {
-    /// True if `/readyz` waits until a replica of every backend can be reached.
+    /// Wait until a replica of every backend can be reached.
     pub require_backend: bool,
 }
 
+/// Where the policy files are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct PolicyFiles {
+    /// Their folder, relative to that of this file; default: `policies` beside it.
+    #[serde(with = "Maybe::<FilePath>")]
+    pub dir: Option<PathBuf>,
+}
+
 /// How the tenant of a request is determined.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Tenant {
-    /// Request header that names the tenant; `None`: no header does.
+    /// Header that names it.
+    #[serde(with = "Maybe::<HeaderName>")]
     pub header: Option<String>,
-    /// Peers (addresses or networks) from which that header is trusted; from any other it is
-    /// ignored.
+    /// Peers whose header is trusted, IP or IP/BITS.
+    #[serde(with = "Each::<Peers>")]
     pub trusted_peers: Vec<Network>,
-    /// Tenant of a request that no trusted header names.
+    /// Tenant without a trusted header.
     pub fallback: TenantFallback,
 }
 
 /// Tenant of a request that no trusted header names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum TenantFallback {
     /// No tenant: the request shares nothing with any other.
     #[default]
@@ -192,121 +182,21 @@ pub enum TenantFallback {
     AuthorizationHash,
 }
 
+/// Control by clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Client {
+    /// Permission of the header x-foretell.
+    pub control: ClientControl,
+}
+
 /// Permissions of the client header `x-foretell`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum ClientControl {
     /// Nothing: the header is ignored.
     Off,
     /// It may reduce the limits of policy and gates, never extend them.
     #[default]
     Bounded,
-}
-
-/// A drafter model that runs in this process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DrafterModel {
-    /// Folder of the model.
-    pub path: PathBuf,
-    /// Its tokenizer file or folder; `None`: the tokenizer is in the model's folder.
-    pub tokenizer: Option<PathBuf>,
-    /// Device that it runs on.
-    pub device: DeviceChoice,
-    /// Maximum number of sessions that it drafts for at a time.
-    pub slots: u32,
-    /// Longest context, tokens.
-    pub context: u32,
-}
-
-/// Limits of the corpus, the texts that drafters keep across requests.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Corpus {
-    /// Maximum size of the corpus, including its indexes, bytes.
-    pub bytes: u64,
-    /// Time that an unused text is kept.
-    pub ttl: Duration,
-    /// File that preserves learnt costs and acceptance over a restart, and beside it `FILE.texts`,
-    /// which preserves the corpus; `None`: both are lost.
-    pub snapshot: Option<PathBuf>,
-    /// Where the requests of policies with `corpus.record` are written; `None`: nowhere.
-    pub record: Option<Record>,
-}
-
-/// Where requests are recorded for `foretell train`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    /// Folder of the recording.
-    pub dir: PathBuf,
-    /// Maximum size, bytes; the oldest texts are deleted for room.
-    pub max_bytes: u64,
-    /// Share of the requests that are recorded, 0 to 1.
-    pub sample: f64,
-    /// File with the key that encrypts it, 64 hexadecimal digits; `None`: it is not encrypted.
-    pub key_file: Option<PathBuf>,
-}
-
-/// Logging and tracing.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Observe {
-    /// Format of log lines.
-    pub log: LogFormat,
-    /// Lowest level that is logged.
-    pub level: LogLevel,
-    /// Base URL of the OTLP collector for traces, to which `/v1/traces` is added; `None`: no
-    /// traces.
-    pub otlp: Option<Uri>,
-    /// Share of the requests that have a line in the log, and spans unless the client has decided
-    /// that, 0 to 1. Failed requests always have a line, and requests in a sampled trace of the
-    /// client have both.
-    pub share: f64,
-}
-
-impl Default for Observe {
-    fn default() -> Self {
-        Self { log: LogFormat::default(), level: LogLevel::default(), otlp: None, share: 1.0 }
-    }
-}
-
-/// Format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
-    /// Text on a terminal, JSON elsewhere.
-    #[default]
-    Auto,
-    /// One JSON object per line.
-    Json,
-    /// Plain text for reading on a terminal.
-    Text,
-}
-
-impl LogFormat {
-    /// Every value with its name in files and flags.
-    pub const NAMES: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("json", Self::Json), ("text", Self::Text)];
-}
-
-/// Lowest level that is logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogLevel {
-    Error,
-    Warn,
-    #[default]
-    Info,
-    Debug,
-    Trace,
-}
-
-impl LogLevel {
-    /// Every value with its name in files.
-    pub const NAMES: &'static [(&'static str, Self)] = &[
-        ("error", Self::Error),
-        ("warn", Self::Warn),
-        ("info", Self::Info),
-        ("debug", Self::Debug),
-        ("trace", Self::Trace),
-    ];
-
-    /// Name in files and log filters.
-    pub fn name(self) -> &'static str {
-        name_of(Self::NAMES, self)
-    }
 }

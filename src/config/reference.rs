@@ -1,32 +1,31 @@
-//! The reference pages of policy files and of the config file, made from their JSON Schemas, which
-//! the readers make.
+//! The reference pages of policy files and of the config file, from the schemas of their settings.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::schema::{allowed, members, nullable, plain, shapes, tag, words};
 use super::{policy, process};
 
 /// The page of policy files, as Markdown.
 pub fn policy() -> String {
-    page(POLICY, &policy::schema())
+    page(POLICY, policy::settings())
 }
 
 /// The page of the config file, as Markdown.
 pub fn process() -> String {
-    page(PROCESS, &process::file::settings())
+    page(PROCESS, process::file::settings())
 }
 
 fn page(head: &str, schema: &Value) -> String {
     let mut text = format!("{head}{TABLE}");
-    let all = members(schema);
-    for (name, value) in all.iter().filter(|(_, value)| is_leaf(value)) {
+    for (name, value) in members(schema).filter(|(_, value)| is_leaf(value)) {
         row(&mut text, name, value);
     }
-    for (name, value) in all.iter().filter(|(_, value)| !is_leaf(value)) {
+    for (name, value) in members(schema).filter(|(_, value)| !is_leaf(value)) {
         let _ = write!(text, "\n## `{name}`\n\n{}\n", says(value));
         let kinds = kinds(value);
-        if kinds.iter().any(|kind| constant(kind).is_some()) {
+        if kinds.iter().any(|kind| tag(kind).is_some()) {
             for kind in kinds {
                 section(&mut text, name, kind);
             }
@@ -56,21 +55,14 @@ Written by `foretell check --config-reference` from the schema of the config fil
 
 const TABLE: &str = "\n| setting | values | default | meaning |\n|---|---|---|---|\n";
 
-/// The members of an object, by name.
-fn members(schema: &Value) -> Vec<(&str, &Value)> {
-    let members = schema.get("properties").and_then(Value::as_object);
-    members.into_iter().flatten().map(|(name, value)| (name.as_str(), value)).collect()
-}
-
-/// The alternatives of a setting with several shapes, each identified by a constant.
-fn kinds(schema: &Value) -> Vec<&Value> {
-    let shapes = schema.get("oneOf").or_else(|| schema.pointer("/items/oneOf"));
-    shapes.and_then(Value::as_array).into_iter().flatten().collect()
+/// The shapes of a setting with several, or of the elements of a list.
+fn kinds(schema: &Value) -> &[Value] {
+    shapes(schema.get("items").unwrap_or(schema))
 }
 
 fn is_leaf(schema: &Value) -> bool {
-    let inner = element(schema).is_none();
-    members(schema).is_empty() && kinds(schema).is_empty() && inner
+    let schema = nullable(schema).unwrap_or(schema);
+    members(schema).next().is_none() && kinds(schema).is_empty() && element(schema).is_none()
 }
 
 /// Contents of a list or of a map with free keys, and how their path is written.
@@ -84,111 +76,63 @@ fn says(schema: &Value) -> &str {
     schema.get("description").and_then(Value::as_str).unwrap_or("")
 }
 
-/// The member that identifies one of several shapes, and its value.
-fn constant(kind: &Value) -> Option<(&str, &str)> {
-    members(kind).into_iter().find_map(|(name, value)| Some((name, value.get("const")?.as_str()?)))
-}
-
 /// One shape of a setting, under the constant that identifies it.
 fn section(text: &mut String, path: &str, kind: &Value) {
-    let Some((name, word)) = constant(kind) else { return };
-    let _ = write!(text, "\n### `{name}: {word}`\n\n{}\n", says(kind));
-    if members(kind).len() > 1 {
+    let Some((name, word)) = tag(kind) else { return };
+    let _ = write!(text, "\n### `{name}: {}`\n\n{}\n", plain(word), says(kind));
+    if members(kind).count() > 1 {
         text.push_str(TABLE);
-        rows(text, path, kind);
+        for (member, value) in members(kind).filter(|(member, _)| *member != name) {
+            entry(text, &format!("{path}.{member}"), value);
+        }
     }
 }
 
-/// A row for each member, including nested ones.
-fn rows(text: &mut String, path: &str, schema: &Value) {
-    for (name, value) in members(schema).into_iter().filter(|(_, value)| value.get("const").is_none()) {
-        entry(text, &format!("{path}.{name}"), value);
+/// The row of a setting, or the rows of its members.
+fn entry(text: &mut String, path: &str, outer: &Value) {
+    let schema = nullable(outer).unwrap_or(outer);
+    if let Some((index, inner)) = element(schema) {
+        return entry(text, &format!("{path}{index}"), inner);
     }
-}
-
-/// The rows of one setting: its own, or those of what it holds.
-fn entry(text: &mut String, path: &str, schema: &Value) {
-    let schema = optional(schema);
-    if is_leaf(schema) {
-        row(text, path, schema);
-    } else if let Some((index, inner)) = element(schema) {
-        entry(text, &format!("{path}{index}"), inner);
-    } else if kinds(schema).is_empty() {
-        rows(text, path, schema);
-    } else {
-        row(text, path, schema);
-        for kind in kinds(schema) {
-            rows(text, path, kind);
+    if members(schema).next().is_none() {
+        row(text, path, outer);
+    }
+    for holder in [schema].into_iter().chain(kinds(schema)) {
+        for (name, value) in members(holder) {
+            entry(text, &format!("{path}.{name}"), value);
         }
     }
 }
 
 fn row(text: &mut String, path: &str, schema: &Value) {
-    let schema = optional(schema);
     let default = schema.get("default").map_or_else(String::new, |value| format!("`{}`", plain(value)));
-    let _ = writeln!(
-        text,
-        "| `{path}` | {} | {default} | {} |",
-        values(schema),
-        says(schema).replace('|', "\\|")
-    );
+    let values = values(nullable(schema).unwrap_or(schema));
+    let _ = writeln!(text, "| `{path}` | {values} | {default} | {} |", escaped(says(schema)));
 }
 
-/// The schema of a setting that may also be null.
-fn optional(schema: &Value) -> &Value {
-    schema.pointer("/anyOf/0").unwrap_or(schema)
-}
-
-fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+/// A text in a cell of a table.
+fn escaped(text: &str) -> String {
+    text.replace('|', "\\|")
 }
 
 fn values(schema: &Value) -> String {
-    let list = |values: &Value| -> String {
-        let values: Vec<String> =
-            values.as_array().into_iter().flatten().map(|value| format!("`{}`", plain(value))).collect();
-        values.join(", ")
-    };
-    if let Some(value) = schema.get("const") {
-        return format!("`{}`", plain(value));
+    if let Some(words) = words(schema) {
+        return words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ");
     }
-    if let Some(words) = schema.get("enum") {
-        return list(words);
-    }
-    match schema.get("type").and_then(Value::as_str) {
-        Some("integer" | "number") => match (schema.get("minimum"), schema.get("maximum")) {
-            (Some(least), Some(most)) => format!("{least} to {most}"),
-            _ => "a number".to_owned(),
+    match (schema.get("type").and_then(Value::as_str), schema.get("items")) {
+        (Some("boolean"), _) => "`true`, `false`".to_owned(),
+        (Some("array"), Some(items)) if items.get("prefixItems").is_some() => {
+            "a list of points `[x, y]`".to_owned()
+        }
+        (Some("array"), Some(items)) => match values(items).as_str() {
+            "a text" => "a list of texts".to_owned(),
+            one => format!("a list of {one}"),
         },
-        Some("boolean") => "`true`, `false`".to_owned(),
-        Some("array") => match schema.pointer("/items/enum") {
-            Some(words) => format!("a list of {}", list(words)),
-            None if schema.pointer("/items/prefixItems").is_some() => "a list of points `[x, y]`".to_owned(),
-            None if schema.pointer("/items/type").and_then(Value::as_str) == Some("object") => {
-                "a list of objects".to_owned()
-            }
-            None => "a list of texts".to_owned(),
+        (None, _) if schema.get("allowed").is_none() => match shapes(schema) {
+            [first, ..] => format!("{}, or the shape below", values(first)),
+            [] => allowed(schema),
         },
-        Some("string") => text(schema.get("pattern").map(plain).as_deref().unwrap_or_default()).to_owned(),
-        _ => match schema.pointer("/oneOf/0") {
-            Some(first) if first.get("type").is_some() => {
-                "a list of URLs, or one of the shapes below".to_owned()
-            }
-            Some(first) => {
-                format!("{}, or the shape below", values(first.pointer("/anyOf/0").unwrap_or(first)))
-            }
-            None => "an object".to_owned(),
-        },
-    }
-}
-
-/// The values of a text with this pattern, in words.
-fn text(pattern: &str) -> &'static str {
-    match pattern.matches("ms|s|m|h").count() {
-        0 => "a text",
-        _ if pattern.contains("auto|off") => "`auto`, `off`, or two durations: `20s/30m`",
-        1 => "a duration: `250ms`, `30s`, `5m`, `1h`",
-        _ => "two durations: `20s/30m`",
+        _ => escaped(&allowed(schema)),
     }
 }
 
@@ -210,9 +154,9 @@ mod tests {
 
     #[test]
     fn every_setting_of_the_schema_is_on_the_page_with_its_meaning() {
-        for (page, schema) in [(policy(), policy::schema()), (process(), process::file::settings())] {
+        for (page, schema) in [(policy(), policy::settings()), (process(), process::file::settings())] {
             let mut all = Vec::new();
-            keys(&schema, &mut all);
+            keys(schema, &mut all);
             assert!(all.len() > 40, "{all:?}");
             for key in all {
                 let named = |line: &str| {

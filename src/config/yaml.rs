@@ -1,12 +1,14 @@
 //! A YAML document as a tree with the line of every value.
 //!
 //! Deserializing straight into types stops at the first error; users want all of them at once. So
-//! the document becomes this tree first, and `read` walks it. Anchors and aliases are expanded by
-//! the parser, within its budget: an alias bomb is an error and does not exhaust memory.
+//! the document becomes this tree first, which [`super::check`] compares with the schema. Anchors
+//! and aliases are expanded by the parser, within its budget: an alias bomb is an error and does
+//! not exhaust memory.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value as Json;
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
@@ -51,6 +53,8 @@ pub enum Value {
     List(Vec<Node>),
     /// A map in the order of the file; a key may occur more than once, for the reader to report.
     Map(Vec<(Key, Node)>),
+    /// A value that was reported, and is not read.
+    Refused,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +65,7 @@ pub struct Key {
 }
 
 impl Node {
-    const fn new(line: u64, value: Value) -> Self {
+    pub const fn new(line: u64, value: Value) -> Self {
         Self { line, value, substituted: None }
     }
 
@@ -95,6 +99,25 @@ impl Node {
             Value::Text(text) => quote(text),
             Value::List(_) => "a list".to_owned(),
             Value::Map(_) => "a map".to_owned(),
+            Value::Refused => String::new(),
+        }
+    }
+
+    /// The value without what was refused.
+    pub fn json(&self) -> Json {
+        match &self.value {
+            Value::Null | Value::Refused => Json::Null,
+            Value::Bool(value) => (*value).into(),
+            Value::Whole(value) => (*value).into(),
+            Value::Number(value) => (*value).into(),
+            Value::Text(text) => text.as_str().into(),
+            Value::List(items) => {
+                items.iter().filter(|item| item.value != Value::Refused).map(Self::json).collect()
+            }
+            Value::Map(entries) => {
+                let taken = entries.iter().filter(|(_, node)| node.value != Value::Refused);
+                Json::Object(taken.map(|(key, node)| (key.name.clone(), node.json())).collect())
+            }
         }
     }
 

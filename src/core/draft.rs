@@ -25,6 +25,7 @@ pub use tree::{Agreement, DrafterId, Features, Node, Tree, Vote, Votes};
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -74,7 +75,10 @@ pub trait Lookup: Send {
 }
 
 /// The requests whose texts a drafter uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
 pub enum Scope {
     /// Those of the same request.
     #[default]

@@ -363,9 +363,9 @@ impl Admin {
         if wanted.backend.as_ref().is_some_and(|name| !known(name)) {
             return bad_request("no such backend", Some("backend"));
         }
-        let ttl = match wanted.ttl.as_deref().map(values::duration).transpose() {
+        let ttl = match wanted.ttl.as_deref().map(values::duration_or_why).transpose() {
             Ok(ttl) => ttl,
-            Err(wrong) => return bad_request(&wrong.to_string(), Some("ttl")),
+            Err(wrong) => return bad_request(&wrong, Some("ttl")),
         };
         self.shared.modes.set(wanted.mode, wanted.backend.as_deref(), ttl);
         tracing::info!(mode = wanted.mode.name(), backend = wanted.backend, ttl = wanted.ttl, "mode set");

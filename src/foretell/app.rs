@@ -28,7 +28,7 @@ use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use foretell_config::process::{
-    self, Backend, ClientControl, Connect, HostHeader, Listen, Process, Render, Replicas, TokenizerSource,
+    self, Backend, ClientControl, ClientTls, HostHeader, Listen, Process, Render, Replicas, TokenizerSource,
 };
 use foretell_config::store::PolicyStore;
 use foretell_config::watch::{self, Watch};
@@ -254,7 +254,7 @@ fn known(
     let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot)
         .map_err(StartError::Threads)?;
     let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
-    let slots = backends().map(|backend| (backend.name.clone(), backend.slots)).collect();
+    let slots = backends().map(|backend| (backend.name.clone(), backend.budget.slots)).collect();
     let learnt = Arc::new(Learnt::new(slots));
     let runner = Arc::new(SessionRunner::new(SessionRunnerSetup {
         identities: Arc::clone(&identities),
@@ -404,8 +404,8 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         match &backend.replicas {
             Replicas::Urls(urls) => backends
                 .extend(urls.iter().map(|url| ReplicaSettings { url: url.to_string(), ..settings.clone() })),
-            Replicas::Dns { name, every, https } => {
-                let url = format!("{}://{name}", if *https { "https" } else { "http" });
+            Replicas::Dns { name, every, scheme } => {
+                let url = format!("{}://{name}", scheme.name());
                 backends.push(ReplicaSettings { url, discover: Some(*every), ..settings });
             }
         }
@@ -422,10 +422,10 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         admin_hosts: process.admin.hosts.clone(),
         require_backend: process.ready.require_backend,
         trace_settings: TraceSettings { share: process.observe.share, collector: None },
-        metrics: process.metrics,
+        metrics: process.metrics.address,
         mode: process.mode,
         tenant: process.tenant.clone(),
-        client_control: process.client == ClientControl::Bounded,
+        client_control: process.client.control == ClientControl::Bounded,
         limits: process.limits,
         drain: process.drain,
         backends,
@@ -443,9 +443,9 @@ fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
 /// Settings that all replicas of a backend share; the address is filled in by the caller.
 fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSettings, AssembleError> {
     let connect = &backend.connect;
-    let identity = connect.identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
-    let tls = (connect.ca.is_some() || identity.is_some())
-        .then(|| fleet::tls::client(connect.ca.as_deref(), identity));
+    let ClientTls { ca, cert, key: cert_key } = &connect.tls;
+    let identity = cert.as_deref().zip(cert_key.as_deref());
+    let tls = (ca.is_some() || identity.is_some()).then(|| fleet::tls::client(ca.as_deref(), identity));
     let models = backend
         .models
         .iter()
@@ -454,11 +454,11 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),
         billed: backend.billed,
-        translates: backend.translates.clone(),
+        translates: backend.routes.translated(),
         default: backend.default,
         pass_client_host: connect.host != HostHeader::Backend,
-        auth: auth(connect)?,
-        internal_key: connect.own_token_file.as_deref().map(key).transpose()?,
+        auth: auth(&connect.auth)?,
+        internal_key: connect.auth.own_token_file.as_deref().map(key).transpose()?,
         tls: tls.transpose()?,
         ranks: backend.ranks,
         connect_timeout: process.timeouts.connect,
@@ -469,8 +469,8 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
     })
 }
 
-fn auth(connect: &Connect) -> Result<Auth, AssembleError> {
-    Ok(match (&connect.token_file, connect.pass_auth) {
+fn auth(settings: &process::Auth) -> Result<Auth, AssembleError> {
+    Ok(match (&settings.token_file, settings.pass) {
         (Some(path), _) => Auth::Replace(key(path)?),
         (None, true) => Auth::Pass,
         (None, false) => Auth::Strip,

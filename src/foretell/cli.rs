@@ -27,6 +27,7 @@ pub use exit::Exit;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use foretell_config::flags::Environment;
+use foretell_config::forms;
 
 /// Exit code of success.
 const OK: u8 = Exit::Done.code();
@@ -116,7 +117,7 @@ pub(crate) fn command() -> clap::Command {
 }
 
 fn address(text: &str) -> Result<std::net::SocketAddr, String> {
-    foretell_config::kind::parse_address(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
+    forms::parse::<forms::Address>(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
 }
 
 /// Parses the command line and runs the command.

@@ -2,12 +2,17 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 /// The device that the operator has configured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum DeviceChoice {
     /// CUDA where it works, else the CPU.
     #[default]
     Auto,
+    /// The CPU.
     Cpu,
     /// CUDA, or an error that names the missing part.
     Cuda,

@@ -18,6 +18,9 @@ mod values;
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 pub use decide::{Admission, Admitted, Decision, plan};
 pub use explain::Explanation;
 pub use fact::Fact;
@@ -34,7 +37,8 @@ pub use foretell_core::session::accept::{Accept, Rule};
 pub use values::{Glob, Revision};
 
 /// Limit that a policy sets for its requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum PolicyMode {
     /// They are passed through.
     Off,
@@ -96,9 +100,11 @@ impl Policy {
 }
 
 /// Uses of the texts of a policy's requests, where the config file names a folder for them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Corpus {
-    /// True if eligible requests are recorded for training.
+    /// Record the tokens of eligible requests for `foretell train`; needs
+    /// `corpus.record` of the config file.
     pub record: bool,
 }
 

@@ -3,34 +3,69 @@
 use std::fmt;
 
 use http::HeaderMap;
+use indexmap::IndexMap;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer};
+use serde_json::json;
 
 use super::{Fact, Glob};
-use foretell_wire::openai::Api;
+use foretell_wire::openai::{Api, Route};
 
 /// Conditions for a policy to apply: every field must hold; a list holds if one of its entries
 /// does. `None` always holds.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Match {
-    /// Patterns of model ids.
+    /// Model ids as clients send them, with * and ? for any characters.
     pub models: Option<Vec<Glob>>,
-    /// Patterns of backend names.
+    /// Names of backends, with * and ?.
     pub backends: Option<Vec<Glob>>,
+    /// Tenants, as determined by `tenant` of the config file.
     pub tenants: Option<Vec<String>>,
-    /// APIs that the client asks by.
+    /// APIs that clients ask by.
+    #[serde(deserialize_with = "routes")]
+    #[schemars(schema_with = "route_names")]
     pub routes: Option<Vec<Api>>,
-    /// Header names (lower case), each with its allowed values.
-    pub headers: Vec<(String, Vec<String>)>,
-    /// Range of the effective temperature.
+    /// Header names, each with its allowed values.
+    #[schemars(extend("propertyNames" = { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" }))]
+    pub headers: IndexMap<String, Vec<String>>,
+    /// The effective temperature, the server's default included.
+    #[schemars(schema_with = "bounds::<2>")]
     pub temperature: Bounds,
-    /// Range of the prompt's length, tokens.
+    /// Length of the prompt, tokens; for a text prompt, a quarter of its bytes.
+    #[schemars(schema_with = "bounds::<1_000_000_000>")]
     pub prompt_tokens: Bounds,
 }
 
+/// Values of `routes`.
+const ROUTES: [Api; 4] =
+    [Api::Completion(Route::Completions), Api::Completion(Route::Chat), Api::Messages, Api::Responses];
+
+fn routes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<Api>>, D::Error> {
+    let api = |name: &String| ROUTES.into_iter().find(|api| api.name() == name);
+    Ok(Option::<Vec<String>>::deserialize(from)?.map(|names| names.iter().filter_map(api).collect()))
+}
+
+fn route_names(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "array", "items": { "enum": ROUTES.map(Api::name) } })
+}
+
 /// A closed interval; `None` leaves a side unbounded.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 pub struct Bounds {
     pub min: Option<f64>,
     pub max: Option<f64>,
+}
+
+/// The schema of bounds from 0 to `MAX`.
+fn bounds<const MAX: u32>(_: &mut SchemaGenerator) -> Schema {
+    let side =
+        |says: &str| json!({ "type": ["number", "null"], "minimum": 0, "maximum": MAX, "description": says });
+    json_schema!({
+        "type": "object",
+        "properties": { "min": side("Minimum, inclusive."), "max": side("Maximum, inclusive.") },
+    })
 }
 
 impl Bounds {

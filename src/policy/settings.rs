@@ -3,10 +3,14 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use foretell_core::control::{MARGIN, STAY};
 pub use foretell_core::draft::Scope;
 use foretell_core::draft::{LookupSpec, Source};
 use foretell_core::session::GAMMA_MAX;
+use foretell_core::setting::{As, Delay, Period};
 
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +39,8 @@ impl Drafter {
 }
 
 /// Relation of a drafter model's vocabulary to the target's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Vocabulary {
     /// Decided by comparing the fingerprints of both; if they differ, `slem`.
     #[default]
@@ -47,50 +52,66 @@ pub enum Vocabulary {
 }
 
 /// Draft lengths and the gain required for speculation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Gamma {
     /// Maximum draft tokens of a round.
+    #[schemars(range(min = 1, max = GAMMA_MAX))]
     pub max: u32,
-    /// Speculate at every token with at most this many draft tokens, whatever gain is predicted
-    /// (for tests); `None`: the controller chooses.
+    /// Speculate at every token with at most this many draft tokens, at any cost: for tests and
+    /// sweeps.
+    #[schemars(range(min = 1, max = GAMMA_MAX))]
     pub fixed: Option<u32>,
-    /// Predicted gain over plain decoding required to start speculating, as a share (0.10 = 10 %).
+    /// Predicted gain over plain decoding that is required to start speculating; 0.10 is 10 %.
+    #[schemars(range(min = 0, max = 1))]
     pub margin: f64,
-    /// Predicted gain over plain decoding required to continue speculating, as a share.
+    /// Predicted gain over plain decoding that is required to continue.
+    #[schemars(range(min = 0, max = 1))]
     pub stay: f64,
 }
 
 /// Limits beyond which sessions decode plainly for a while.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Gates {
     /// Maximum requests waiting in the engine, without Foretell's.
+    #[schemars(range(min = 0, max = 1_000_000))]
     pub waiting: u32,
-    /// Maximum share of the engine's KV cache in use, 0 to 1.
+    /// Maximum share of the engine's KV cache in use.
+    #[schemars(range(min = 0, max = 1))]
     pub kv: f64,
     /// Maximum age of the engine's last load report.
+    #[serde(with = "As::<Period>")]
     pub stale: Duration,
-    /// Minimum accepted ÷ drafted of the first tokens of drafts, 0 to 1, where no gain is
-    /// predicted.
+    /// Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.
+    #[schemars(range(min = 0, max = 1))]
     pub acceptance: f64,
-    /// Maximum of time per token with speculation ÷ that of the control group: the gate closes when
-    /// the ratio is certainly above it.
+    /// Time per token of speculated requests ÷ that of the control group: closes when it is
+    /// certainly above.
+    #[schemars(range(min = 1, max = 10))]
     pub control: f64,
-    /// Longest pause in the client's stream that a round may cause, or two plain tokens' time if
-    /// that is longer.
+    /// Longest pause in a stream that a round may cause, or two plain tokens' time if that is
+    /// longer.
+    #[serde(with = "As::<Period>")]
     pub max_gap: Duration,
-    /// Maximum ratio of the times to first tokens with drafts in flight and without; 20 ms more are
-    /// always allowed.
+    /// Time to first tokens with drafts in flight ÷ without: where more, by over 20 ms, fewer draft
+    /// tokens are sent.
+    #[schemars(range(min = 1, max = 10))]
     pub first_token: f64,
     /// Time that the `control` gate stays closed when it closes for the first time.
+    #[serde(with = "As::<Delay>")]
     pub reprobe: Duration,
 }
 
 /// The control group: a share of the requests is only decoded plainly, for comparison.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Holdback {
-    /// Share of requests at the start, 0 to 1; it falls as the comparison becomes certain.
+    /// Share at the start; it falls as the comparison becomes certain.
+    #[schemars(range(min = 0, max = 1))]
     pub start: f64,
-    /// Minimum share of requests, 0 to 1.
+    /// Minimum share.
+    #[schemars(range(min = 0, max = 1))]
     pub floor: f64,
 }
 

@@ -20,7 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARGET = ROOT / "target"  # of dependencies nothing is compiled again
 PROGRAM = "foretell-extended"
-MOST = {"drafter": 3, "dialect": 4, "accept rule": 3, "metric": 2, "setting": 2}
+MOST = {"drafter": 3, "dialect": 4, "accept rule": 3, "metric": 2, "setting": 1}
 
 ECHO = '''//! `echo`: proposes the last token again.
 
@@ -76,11 +76,9 @@ ADDITIONS = {
         ("src/core/draft.rs", "            Self::Prediction => Box::new(Prediction::new",
          "            Self::Echo => Box::new(echo::Echo::new(id)),\n"),
         ("src/core/draft.rs", "            Source::Phrasebook | Source::Head | Source::Model => 0,", "            Source::Echo => 0,\n"),
-        ("src/config/policy/file.rs", "    named(Source::Model),", "    named(Source::Echo),\n"),
-        ("src/config/policy/file.rs", '        Source::Model => "A language model in this process.",',
-         '        Source::Echo => "The last token again.",\n'),
-        ("src/config/policy/file.rs", "            Source::Model => return model(section),",
-         "            Source::Echo => LookupSpec::Echo,\n"),
+        ("src/config/policy/file.rs", "    /// A language model in this process.\n    Model {",
+         "    /// The last token again.\n    Echo,\n"),
+        ("src/config/policy/file.rs", "            Self::Head => LookupSpec::Head,", "            Self::Echo => LookupSpec::Echo,\n"),
     ],
     "dialect": [
         ("src/engines/tabby.rs", None, "src/engines/onnx.rs"),
@@ -95,8 +93,10 @@ ADDITIONS = {
         ("src/core/session/accept/rule.rs", "    /// Typical acceptance (Medusa", "    /// Half of what EARS adds.\n    Half,\n"),
         ("src/core/session/accept/rule.rs", '            Self::Typical { .. } => "typical",', '            Self::Half => "half",\n'),
         ("src/core/session/accept/rule.rs", "            Self::Typical { epsilon, delta } => {", "            Self::Half => low + slack / 2.0,\n"),
-        ("src/config/policy/file.rs", '    ("typical", Rule::Typical {', '    ("half", Rule::Half),\n'),
-        ("src/config/policy/file.rs", "            Rule::Ears { kappa } => {", "            Rule::Half => rule,\n"),
+        ("src/config/policy/file.rs", "    /// A lossy rule: outputs may drift from the model's own, and each answer reports the charge.\n    Typical {",
+         "    /// A lossy rule of half the strength.\n    Half {\n        #[serde(flatten)]\n        drift: Lossy,\n    },\n"),
+        ("src/config/policy/file.rs", "            Self::Typical { epsilon, delta, drift } =>",
+         "            Self::Half { drift } => (Rule::Half, drift),\n"),
     ],
     "metric": [
         ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',
@@ -109,10 +109,8 @@ ADDITIONS = {
     ],
     "setting": [
         ("src/policy/settings.rs", "    pub reprobe: Duration,\n}", "",
-         "    pub reprobe: Duration,\n    /// Minimum prompt, tokens.\n    pub prompt: u32,\n}"),
+         "    pub reprobe: Duration,\n    /// Minimum prompt, tokens.\n    #[schemars(range(min = 0, max = 1_000_000))]\n    pub prompt: u32,\n}"),
         ("src/policy/settings.rs", "            control: 1.02,", "            prompt: 0,\n"),
-        ("src/config/policy/file.rs", '        reprobe: section.or("reprobe"',
-         '        prompt: section.or("prompt", "Minimum prompt, tokens.", default.prompt, &whole(0..=1_000_000)),\n'),
     ],
 }
 

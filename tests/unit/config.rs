@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use foretell_config::load::parse_policies;
 use foretell_config::policy;
-use foretell_config::process::{self, Dialect, Process, Render, Replicas, Timeouts, TokenizerSource};
+use foretell_config::process::{self, Dialect, Process, Render, Replicas, Scheme, Timeouts, TokenizerSource};
 use foretell_config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
-use foretell_config::{declared, reference};
+use foretell_config::{reference, schema as published};
 use foretell_core::control::prospect;
 use foretell_core::draft::{LookupSpec, Ngram};
 use foretell_core::words::{Mode, VerifyMethod};
@@ -85,6 +85,7 @@ fn an_almost_empty_config_file_is_the_documented_one() {
     // This file has no policies next to it, and an explicit drain delay is waited for.
     assert!(full.policies == Path::new("../policies") && !full.drain.early && empty.drain.early);
     (full.policies, full.drain.early) = (empty.policies.clone(), true);
+    full.policy_files.dir = None;
     assert_eq!(full, empty);
     let bare = process_of("backends: [{ name: llama70, replicas: [\"http://10.0.0.7:8000\"] }]")
         .backends
@@ -139,7 +140,7 @@ backends:
     assert_eq!(backend.dialect, Dialect::Of(Spoken::Sglang));
     assert_eq!(
         backend.replicas,
-        Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), https: false }
+        Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), scheme: Scheme::Http }
     );
     assert_eq!(backend.models[0].tokenizer, TokenizerSource::File("some/file.json".into()));
     assert_eq!(backend.methods.allow, [VerifyMethod::Tree]);
@@ -147,12 +148,16 @@ backends:
     let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
     let Render::By(renderer) = &other.render else { panic!("another server") };
     assert_eq!(renderer.port_u16(), Some(8001));
-    assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
-    assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
+    assert_eq!((urls[0].path(), other.ranks, other.connect.auth.pass), ("/base", 4, false));
+    let tls = &other.connect.tls;
+    assert_eq!((tls.cert.as_deref(), tls.key.as_deref()), (Some(Path::new("c")), Some(Path::new("k"))));
     let last = &process.backends[2];
     assert_eq!((&last.render, &backend.render), (&Render::Never, &Render::Backend));
-    assert_eq!((backend.slots.to_string().as_str(), last.slots.to_string().as_str()), ("0", "0.5"));
-    assert!(backend.billed && backend.connect.pass_auth);
+    assert_eq!(
+        (backend.budget.slots.to_string().as_str(), last.budget.slots.to_string().as_str()),
+        ("0", "0.5")
+    );
+    assert!(backend.billed && backend.connect.auth.pass);
 }
 
 #[test]
@@ -338,7 +343,7 @@ fn keys_of_the_author_s_own_at_the_top_hold_anchors() {
         "x-tls: &tls { tls: { ca: ca.pem } }\nx-note: anything\n\
          backends: [{ name: a, replicas: [\"http://a:1\"], connect: *tls }, { name: b, replicas: [\"http://b:1\"], connect: *tls }]\n",
     );
-    let ca = |at: usize| process.backends[at].connect.ca.clone();
+    let ca = |at: usize| process.backends[at].connect.tls.ca.clone();
     assert_eq!((ca(0), ca(1)), (Some("ca.pem".into()), Some("ca.pem".into())));
     let policy = policy("x-hours: &gamma { max: 4 }\ngamma: *gamma\n");
     assert_eq!(policy.gamma.max, 4);
@@ -742,7 +747,7 @@ fn the_references_that_are_shipped_are_the_program_s() {
 fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shipped = fs::read_to_string(root.join("policies/schema.json")).unwrap();
-    assert_eq!(shipped, declared::text(&policy::schema()), "foretell check --schema > policies/schema.json");
+    assert_eq!(shipped, published::text(&policy::schema()), "foretell check --schema > policies/schema.json");
     let schema = jsonschema::validator_for(&policy::schema()).unwrap();
     let mut good = vec![root.join("policies/default.yaml")];
     good.extend(fs::read_dir(root.join("policies/examples")).unwrap().map(|entry| entry.unwrap().path()));
@@ -787,7 +792,7 @@ fn the_schema_of_the_config_file_is_the_reader_s_and_takes_what_it_takes() {
     let shipped = fs::read_to_string(root.join("deploy/schema.json")).unwrap();
     assert_eq!(
         shipped,
-        declared::text(&process::schema()),
+        published::text(&process::schema()),
         "foretell check --schema=config > deploy/schema.json"
     );
     let schema = jsonschema::validator_for(&process::schema()).unwrap();

@@ -1,24 +1,22 @@
 //! Parses a policy file.
 
-use std::sync::Arc;
+use std::fmt::Display;
+use std::sync::{Arc, LazyLock};
 
-use serde_json::{Value as Json, json};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value as Json;
 
-use crate::declared::Slot;
-use crate::kind::{
-    Kind, between, boolean, duration, form, number, period, ratio, text, whole, word, word_or_hint,
-};
+use crate::at::At;
+use crate::forms::PolicyName;
 use crate::problem::{Problem, Problems, Refusal};
-use crate::process::file::{HEADER_NAME, described, version};
-use crate::read::{Item, Section};
-use crate::yaml::{self, Node, Value};
-use foretell_core::draft::{LookupSpec, Ngram, Phrases, Source};
+use crate::{check, schema, yaml};
+use foretell_core::draft::{LookupSpec, Ngram, Phrases};
+use foretell_core::setting::As;
 use foretell_policy::{
-    Accept, Bounds, Corpus, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision, Rule,
+    Accept, Bounds, Corpus, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, Revision, Rule,
     Scope, Tolerance, Vocabulary,
 };
-use foretell_wire::openai::control_header::GAMMA_MAX;
-use foretell_wire::openai::{Api, Route};
 
 /// A policy with the lines needed to report conflicts with other files.
 #[derive(Clone, Debug)]
@@ -38,13 +36,18 @@ pub struct ParsedPolicy {
 /// # Errors
 /// Every problem in the file, in the order of its lines.
 pub fn parse(file: &str, source: &str) -> Result<ParsedPolicy, Vec<Problem>> {
-    let root = yaml::parse(file, source)?;
+    let mut root = yaml::parse(file, source)?;
     let problems = Problems::new(file);
-    let placed = read(&Item::root(&root, &problems), Revision::of(source.as_bytes()));
-    let warnings = problems.warnings();
-    match (problems.into_vec(), placed) {
-        (none, Some(placed)) if none.is_empty() => Ok(ParsedPolicy { warnings, ..placed }),
-        (some, _) => Err(some),
+    let settings: PolicyFile = check::read(settings(), &mut root, &problems);
+    let at = At::root(&root, &problems);
+    let policy = settings.settle(&at, Revision::of(source.as_bytes()));
+    let drafter_lines = at.key("drafters").items().iter().map(At::line).collect();
+    let (name_line, warnings) = (at.line_of("name"), problems.warnings());
+    let problems = problems.into_vec();
+    if problems.is_empty() {
+        Ok(ParsedPolicy { policy, name_line, drafter_lines, warnings })
+    } else {
+        Err(problems)
     }
 }
 
@@ -53,486 +56,335 @@ pub fn parse(file: &str, source: &str) -> Result<ParsedPolicy, Vec<Problem>> {
 /// Conditions that a schema cannot express (bounds in the wrong order, names shared by two files,
 /// drafters that the config file does not declare) are left to `foretell check`.
 pub fn schema() -> Json {
-    let (empty, problems, slot) = (yaml::EMPTY, Problems::new("schema"), Slot::default());
-    read(&Item::declaring(&empty, &problems, &slot), Revision::default());
-    let says = "The requests that it applies to, drafters and limits. The first file, by name, that matches a request applies.";
-    described(slot.schema(), "Foretell policy", says)
+    schema::published(settings().clone(), false)
 }
 
-/// Modes of the config file, and their names in policies.
-const MODE_HINTS: &[(&str, &str)] = &[("observe", "shadow (observe is a mode of the config file)")];
-
-fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
-    let mut top = root.section();
-    version(&mut top);
-    let name = "Unique; answers, metrics and logs call the policy NAME@REVISION.";
-    let name = top.must("name", name, "a text", &self::name());
-    let name_line = top.line("name");
-    let mode = "off: pass requests through. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays.";
-    let mode = top.or("mode", mode, PolicyMode::default(), &word_or_hint(PolicyMode::NAMES, MODE_HINTS));
-    let matcher =
-        matcher(top.section("match", "Conditions; every field must match, and of a list one entry."));
-    let items = top
-        .item(
-            "drafters",
-            "Drafters, in order of preference. Default: prompt_lookup, suffix, phrasebook and head.",
-        )
-        .map(|item| item.items());
-    let lines = |items: &Vec<Item<'_>>| items.iter().map(|item| item.node.line).collect();
-    let drafter_lines = items.as_ref().map_or_else(Vec::new, lines);
-    let drafters = items.map_or_else(default_drafters, |items| items.iter().filter_map(drafter).collect());
-    let gamma = gamma(top.section(
-        "gamma",
-        "Draft lengths (gamma is `num_speculative_tokens` in vLLM), and the predicted gain that speculation requires.",
-    ));
-    let accept = top
-        .item("accept", "The rule by which draft tokens are accepted.")
-        .map_or_else(Accept::default, |item| accept(&item));
-    let gates = gates(top.section("gates", "Limits beyond which requests are decoded plainly for a while."));
-    let holdback = holdback(top.section(
-        "holdback",
-        "The control group: a share of the requests is always decoded plainly, for comparison.",
-    ));
-    let corpus = corpus(top.section("corpus", "What becomes of its texts."));
-    top.close();
-    let name = name?;
-    let policy = Policy { name, revision, mode, matcher, drafters, gamma, accept, gates, holdback, corpus };
-    Some(ParsedPolicy { policy, name_line, drafter_lines, warnings: Vec::new() })
+/// The schema by which the file is read.
+pub(crate) fn settings() -> &'static Json {
+    static SETTINGS: LazyLock<Json> = LazyLock::new(|| {
+        let says = "The requests that it applies to, drafters and limits. The first file, by name, that \
+                    matches a request applies.";
+        schema::of::<PolicyFile>("Foretell policy", says)
+    });
+    &SETTINGS
 }
 
-fn corpus(mut section: Section<'_>) -> Corpus {
-    let record = "Record the tokens of eligible requests, for `foretell train`; needs `corpus.record` of the config file.";
-    let corpus = Corpus { record: section.or("record", record, false, &boolean()) };
-    section.close();
-    corpus
+/// The settings of a policy file.
+#[derive(Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(extend("required" = ["name"]))]
+struct PolicyFile {
+    /// Unique; answers, metrics and logs call the policy NAME@REVISION.
+    #[serde(with = "As::<PolicyName>")]
+    name: String,
+    /// off: pass requests through. shadow: decode plainly, and score drafts without sending them. plain: no
+    /// drafting. auto: speculate where it pays.
+    #[schemars(extend("hints" = { "observe": "shadow (observe is a mode of the config file)" }))]
+    mode: PolicyMode,
+    /// Conditions; every field must match, and of a list one entry.
+    #[serde(rename = "match")]
+    matcher: Match,
+    /// Drafters, in order of preference. Default: prompt_lookup, suffix, phrasebook and head.
+    drafters: Vec<DrafterKind>,
+    /// Draft lengths (gamma is `num_speculative_tokens` in vLLM), and the predicted gain that
+    /// speculation requires.
+    gamma: Gamma,
+    /// The rule by which draft tokens are accepted.
+    accept: AcceptRule,
+    /// Limits beyond which requests are decoded plainly for a while.
+    gates: Gates,
+    /// The control group: a share of the requests is always decoded plainly, for comparison.
+    holdback: Holdback,
+    /// Uses of its texts.
+    corpus: Corpus,
 }
 
-/// A policy name. It is used in headers and metrics, so few characters are allowed.
-fn name() -> Kind<String> {
-    let good = |name: &str| {
-        name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
-    };
-    let refusal = || Refusal::new("not a name", "1 to 64 of A-Z a-z 0-9 . _ -");
-    form("^[A-Za-z0-9._-]{1,64}$", refusal, move |name| good(name).then(|| name.to_owned()))
-}
-
-/// Values of `match.routes`.
-const ROUTES: &[(&str, Api)] = &[
-    ("completions", Api::Completion(Route::Completions)),
-    ("chat", Api::Completion(Route::Chat)),
-    ("messages", Api::Messages),
-    ("responses", Api::Responses),
-];
-
-fn matcher(mut section: Section<'_>) -> Match {
-    let glob = || {
-        let read = |node: &Node| text().read(node).map(|pattern| Glob::new(&pattern));
-        Kind::new(json!({ "type": "string", "minLength": 1 }), read)
-    };
-    let models = "Model ids as clients send them, with * and ? for any characters.";
-    let prompt_tokens = "Length of the prompt, tokens; for a text prompt, a quarter of its bytes.";
-    let matcher = Match {
-        models: section.item("models", models).map(|item| item.list(&glob())),
-        backends: section.item("backends", "Names of backends, with * and ?.").map(|item| item.list(&glob())),
-        tenants: section
-            .item("tenants", "Tenants, as determined by `tenant` of the config file.")
-            .map(|item| item.list(&text())),
-        routes: section.item("routes", "APIs that clients ask by.").map(|item| item.list(&word(ROUTES))),
-        headers: section
-            .item("headers", "Header names, each with its allowed values.")
-            .map_or_else(Vec::new, |item| headers(&item)),
-        temperature: bounds(
-            section.section("temperature", "The effective temperature, the server's default included."),
-            2.0,
-        ),
-        prompt_tokens: bounds(section.section("prompt_tokens", prompt_tokens), 1e9),
-    };
-    section.close();
-    matcher
-}
-
-fn headers(item: &Item<'_>) -> Vec<(String, Vec<String>)> {
-    if let Some(slot) = item.slot() {
-        slot.with("propertyNames", json!({ "pattern": HEADER_NAME }));
+impl Default for PolicyFile {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            mode: PolicyMode::default(),
+            matcher: Match::default(),
+            drafters: vec![
+                DrafterKind::PromptLookup { ngram: Ngram::default() },
+                DrafterKind::Suffix { scope: Scope::Request, i_accept_sharing: false },
+                DrafterKind::Phrasebook { schemas: true, phrases: None },
+                DrafterKind::Head,
+            ],
+            gamma: Gamma::default(),
+            accept: AcceptRule::Exact,
+            gates: Gates::default(),
+            holdback: Holdback::default(),
+            corpus: Corpus::default(),
+        }
     }
-    let members = item.members().into_iter();
-    members
-        .filter_map(|(name, item)| {
-            let parsed = http::HeaderName::from_bytes(name.as_bytes()).ok();
-            if parsed.is_none() {
-                let refusal = Refusal::new("not a header name", "a header name");
-                item.refuse_as(refusal, format!("{name:?}"));
-            }
-            let values = item.list(&text());
-            Some((parsed?.to_string(), values))
-        })
-        .collect()
 }
 
-fn bounds(mut section: Section<'_>, most: f64) -> Bounds {
-    let bounds = Bounds {
-        min: section.maybe("min", "Minimum, inclusive.", None, &number(0.0..=most)),
-        max: section.maybe("max", "Maximum, inclusive.", None, &number(0.0..=most)),
-    };
+/// A drafter, as a file names it.
+#[derive(Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum DrafterKind {
+    /// Copies the tokens that followed the longest match of the last tokens in the request's own
+    /// text.
+    PromptLookup {
+        /// Lengths of the match, tokens.
+        #[serde(default)]
+        ngram: Ngram,
+    },
+    /// Drafts the most frequent continuation of the current context, in this request and, by scope,
+    /// in earlier ones.
+    Suffix {
+        /// The requests whose outputs it learns from.
+        #[serde(default)]
+        scope: Scope,
+        /// Required for scope: global, which shares text between tenants.
+        #[serde(default)]
+        i_accept_sharing: bool,
+    },
+    /// Operator phrases (trigger, continuation), and JSON skeletons by schemas of the prompt or the
+    /// request; at least one.
+    Phrasebook {
+        /// Draft keys, punctuation and only choices of objects whose schema, tool or example is in
+        /// the prompt, or whose schema binds the output.
+        #[serde(default = "yes")]
+        schemas: bool,
+        /// Triggers, each with the continuation that is drafted after it.
+        #[serde(default)]
+        phrases: Option<Vec<Phrase>>,
+    },
+    /// Drafts of a head on the target's hidden state, made by `foretell target` for a model that
+    /// has one.
+    Head,
+    /// The client's own prediction; drafting resumes after an edit.
+    Prediction,
+    /// A language model in this process.
+    Model {
+        /// Its name under drafters of the config file.
+        #[schemars(extend("allowed" = "a name under drafters of the config file"))]
+        model: String,
+        /// Relation of its vocabulary to the target's: same (a model with another vocabulary does
+        /// not draft), slem (drafts are translated as text), auto (same if it is; else slem).
+        #[serde(default)]
+        vocabulary: Vocabulary,
+        /// Required for a model that was trained on recorded texts of other tenants than the
+        /// policy's one.
+        #[serde(default)]
+        i_accept_sharing: bool,
+    },
+}
+
+const fn yes() -> bool {
+    true
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Phrase {
+    /// Text after which it is drafted.
+    trigger: String,
+    /// Text that is drafted.
+    continuation: String,
+}
+
+/// The accept rule, as a file names it; without a rule it is exact.
+#[derive(Deserialize, JsonSchema)]
+#[serde(tag = "rule", rename_all = "snake_case")]
+#[schemars(extend("otherwise" = "exact"))]
+enum AcceptRule {
+    /// Only tokens that the target itself would have generated.
+    Exact,
+    /// A lossy rule: outputs may drift from the model's own, and each answer reports the charge.
+    Ears {
+        /// Minimum probability of the draft token ÷ that of the likeliest; 0 is as published.
+        #[serde(default)]
+        #[schemars(range(min = 0, max = 1))]
+        kappa: f64,
+        #[serde(flatten)]
+        drift: Lossy,
+    },
+    /// A lossy rule: outputs may drift from the model's own, and each answer reports the charge.
+    Typical {
+        /// Threshold on the token's probability.
+        #[serde(default = "epsilon")]
+        #[schemars(range(min = 0, max = 1))]
+        epsilon: f64,
+        /// Factor of the threshold that depends on the entropy.
+        #[serde(default = "delta")]
+        #[schemars(range(min = 0, max = 1))]
+        delta: f64,
+        #[serde(flatten)]
+        drift: Lossy,
+    },
+}
+
+const fn epsilon() -> f64 {
+    0.09
+}
+
+const fn delta() -> f64 {
+    0.3
+}
+
+/// The limits of a lossy rule.
+#[derive(Deserialize, JsonSchema)]
+#[serde(default)]
+struct Lossy {
+    /// How far the rule is relaxed: the product of two curves, capped.
+    tolerance: Tolerance,
+    /// Maximum drift (total variation) of a whole output; null: no limit, so that the drift of long
+    /// outputs is unbounded.
+    #[schemars(range(min = 0, max = 1))]
+    max_drift: Option<f64>,
+    /// Maximum drift per output token, on average so far.
+    #[schemars(range(min = 0, max = 1))]
+    max_drift_rate: f64,
+}
+
+impl Default for Lossy {
+    fn default() -> Self {
+        let Accept { tolerance, max_drift, max_drift_rate, .. } = Accept::default();
+        Self { tolerance, max_drift, max_drift_rate }
+    }
+}
+
+impl PolicyFile {
+    /// The policy; what breaks a rule between settings is reported.
+    fn settle(self, at: &At<'_>, revision: Revision) -> Policy {
+        let Self { name, mode, mut matcher, drafters, gamma, accept, gates, mut holdback, corpus } = self;
+        let matches = at.key("match");
+        ordered(matcher.temperature, 2.0, &matches.key("temperature"));
+        ordered(matcher.prompt_tokens, 1e9, &matches.key("prompt_tokens"));
+        let headers = matcher.headers.into_iter();
+        matcher.headers = headers.map(|(name, values)| (name.to_lowercase(), values)).collect();
+        let items = at.key("drafters").items();
+        let positions = items.iter().map(Some).chain(std::iter::repeat(None));
+        let drafters = drafters.into_iter().zip(positions);
+        let drafters = drafters.filter_map(|(drafter, item)| drafter.settle(item)).collect();
+        if gamma.fixed.is_some() {
+            at.key("gamma").warn("fixed", "speculates at any cost: it is for tests and sweeps");
+        }
+        let shares = at.key("holdback");
+        if !shares.has("floor") {
+            holdback.floor = holdback.floor.min(holdback.start);
+        }
+        if holdback.floor > holdback.start {
+            let refusal = Refusal::new("above start", format!("0 to {}", holdback.start));
+            shares.refuse("floor", refusal, holdback.floor.to_string());
+        }
+        let accept = accept.settle(&at.key("accept"));
+        Policy { name, revision, mode, matcher, drafters, gamma, accept, gates, holdback, corpus }
+    }
+}
+
+fn below_min(min: &dyn Display, max: &dyn Display) -> Refusal {
+    Refusal::new("below min", format!("{min} to {max}"))
+}
+
+fn ordered(bounds: Bounds, most: f64, at: &At<'_>) {
     if let (Some(min), Some(max)) = (bounds.min, bounds.max)
         && min > max
     {
-        section.refuse("max", Refusal::new("below min", between(min, most)), &max.to_string());
-    }
-    section.close();
-    bounds
-}
-
-/// Every kind of drafter, by its name in files.
-const KINDS: &[(&str, Source)] = &[
-    named(Source::PromptLookup),
-    named(Source::Suffix),
-    named(Source::Phrasebook),
-    named(Source::Head),
-    named(Source::Prediction),
-    named(Source::Model),
-];
-const _: () = assert!(KINDS.len() == Source::ALL.len(), "every drafter can be configured");
-
-const fn named(source: Source) -> (&'static str, Source) {
-    (source.name(), source)
-}
-
-/// The meaning of a kind of drafter.
-const fn says(kind: Source) -> &'static str {
-    match kind {
-        Source::PromptLookup => {
-            "Copies the tokens that followed the longest match of the last tokens in the request's own text."
-        }
-        Source::Suffix => {
-            "Drafts the most frequent continuation of the current context, in this request and, by scope, in earlier ones."
-        }
-        Source::Phrasebook => {
-            "Operator phrases (trigger, continuation), and JSON skeletons by schemas of the prompt or the request; at least one."
-        }
-        Source::Head => {
-            "Drafts of a head on the target's hidden state, made by `foretell target` for a model that has one."
-        }
-        Source::Prediction => "The client's own prediction; drafting resumes after an edit.",
-        Source::Model => "A language model in this process.",
+        at.refuse("max", below_min(&min, &most), max.to_string());
     }
 }
 
-fn drafter(item: &Item<'_>) -> Option<Drafter> {
-    item.variants("kind", KINDS, says, |kind, section| {
-        let lookup = match kind {
-            Source::PromptLookup => {
-                LookupSpec::PromptLookup(ngram(section.section("ngram", "Lengths of the match, tokens.")))
-            }
-            Source::Suffix => LookupSpec::Suffix(scope(section)),
-            Source::Phrasebook => phrasebook(section)?,
-            Source::Head => LookupSpec::Head,
-            Source::Prediction => LookupSpec::Prediction,
-            Source::Model => return model(section),
-        };
-        Some(Drafter::Lookup(lookup))
-    })
-}
-
-/// The drafters of a policy that names none.
-fn default_drafters() -> Vec<Drafter> {
-    let lookups = [
-        LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
-        LookupSpec::Suffix(Scope::Request),
-        LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true },
-        LookupSpec::Head,
-    ];
-    lookups.map(Drafter::Lookup).into()
-}
-
-fn ngram(mut section: Section<'_>) -> Ngram {
-    let min = section.or("min", "Shortest match.", 2, &whole(1..=64));
-    let max = section.or("max", "Longest match.", 8_u32.max(min), &whole(1..=64));
-    if min > max {
-        section.refuse("max", Refusal::new("below min", between(min, 64)), &max.to_string());
-    }
-    section.close();
-    Ngram { min, max }
-}
-
-/// Reads `scope`. Sharing text between tenants (`global`) needs an explicit `i_accept_sharing:
-/// true`.
-fn scope(section: &mut Section<'_>) -> Scope {
-    let words = &[("request", Scope::Request), ("tenant", Scope::Tenant), ("global", Scope::Global)];
-    let scope =
-        section.or("scope", "The requests whose outputs it learns from.", Scope::default(), &word(words));
-    let sharing = "Required for scope: global, which shares text between tenants.";
-    let accepted = section.or("i_accept_sharing", sharing, false, &boolean());
-    if scope == Scope::Global && !accepted {
-        let allowed = "request|tenant, or global with i_accept_sharing: true";
-        section.refuse("scope", Refusal::new("shares text between tenants", allowed), "\"global\"");
-    }
-    scope
-}
-
-fn phrasebook(section: &mut Section<'_>) -> Option<LookupSpec> {
-    let says = "Draft keys, punctuation and only choices of objects whose schema, tool or example is in the prompt, or whose schema binds the output.";
-    let schemas = section.or("schemas", says, true, &boolean());
-    let phrases = phrases(section, schemas)?;
-    Some(LookupSpec::Phrasebook { schemas, phrases })
-}
-
-/// Reads `phrases`, which is optional only if the prompt's `schemas` are used.
-fn phrases(section: &mut Section<'_>, schemas: bool) -> Option<Arc<Phrases>> {
-    let says = "Triggers, each with the continuation that is drafted after it.";
-    let Some(item) = section.item("phrases", says) else {
-        if !schemas {
-            let allowed = "a list of { trigger, continuation }, or schemas: true";
-            section.refuse("phrases", Refusal::new("missing", allowed), "nothing");
-        }
-        return schemas.then(Arc::default);
-    };
-    let phrase = |item: &Item<'_>| {
-        let mut section = item.section();
-        section.with(None, "type", json!("object"));
-        let trigger = section.must("trigger", "Text after which it is drafted.", "a text", &text());
-        let continuation = section.must("continuation", "Text that is drafted.", "a text", &text());
-        section.close();
-        Some((trigger?, continuation?))
-    };
-    let phrases = Phrases::new(item.items().iter().filter_map(phrase).collect());
-    if let Err(why) = &phrases {
-        section.refuse("phrases", Refusal::new("too large", "fewer or shorter triggers"), why);
-    }
-    phrases.map(Arc::new).ok()
-}
-
-fn model(section: &mut Section<'_>) -> Option<Drafter> {
-    let words = &[("auto", Vocabulary::Auto), ("same", Vocabulary::Same), ("slem", Vocabulary::Slem)];
-    let model = section.must(
-        "model",
-        "Its name under drafters of the config file.",
-        "a name under drafters of the config file",
-        &text(),
-    );
-    let says = "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), auto (same if it is; else slem).";
-    let vocabulary = section.or("vocabulary", says, Vocabulary::default(), &word(words));
-    let sharing =
-        "Required for a model that was trained on recorded texts of other tenants than the policy's one.";
-    let shares = section.or("i_accept_sharing", sharing, false, &boolean());
-    Some(Drafter::Model { model: model?, vocabulary, shares })
-}
-
-fn gamma(mut section: Section<'_>) -> Gamma {
-    let default = Gamma::default();
-    let lengths = || whole(1..=i64::from(GAMMA_MAX));
-    let gamma = Gamma {
-        max: section.or("max", "Maximum draft tokens of a round.", default.max, &lengths()),
-        fixed: section.maybe(
-            "fixed",
-            "Speculate at every token with at most this many draft tokens, at any cost: for tests and sweeps.",
-            default.fixed,
-            &lengths(),
-        ),
-        margin: section.or(
-            "margin",
-            "Predicted gain over plain decoding that is required to start speculating; 0.10 is 10 %.",
-            default.margin,
-            &ratio(),
-        ),
-        stay: section.or(
-            "stay",
-            "Predicted gain over plain decoding that is required to continue.",
-            default.stay,
-            &ratio(),
-        ),
-    };
-    if gamma.fixed.is_some() {
-        section.warn("fixed", "speculates at any cost: it is for tests and sweeps");
-    }
-    section.close();
-    gamma
-}
-
-/// Every accept rule, by its name in files, with the default settings.
-const RULES: &[(&str, Rule)] = &[
-    ("exact", Rule::Exact),
-    ("ears", Rule::Ears { kappa: 0.0 }),
-    ("typical", Rule::Typical { epsilon: 0.09, delta: 0.3 }),
-];
-
-/// The meaning of a rule, for the schema.
-const fn meaning(rule: Rule) -> &'static str {
-    match rule {
-        Rule::Exact => "Only tokens that the target itself would have generated.",
-        _ => "A lossy rule: outputs may drift from the model's own, and each answer reports its drift.",
-    }
-}
-
-fn accept(item: &Item<'_>) -> Accept {
-    // Without a rule it is exact; `null` is an empty map.
-    if item.slot().is_none() && !item.has("rule") {
-        return exact(item.section());
-    }
-    let read = |rule, section: &mut Section<'_>| {
-        let rule = match rule {
-            Rule::Exact => {
-                section.with(None, "type", json!(["object", "null"]));
-                section.optional("rule");
-                forbid(section);
-                return Some(Accept::default());
-            }
-            Rule::Ears { kappa } => {
-                let says =
-                    "Minimum probability of the draft token ÷ that of the likeliest; 0 is as published.";
-                Rule::Ears { kappa: section.or("kappa", says, kappa, &ratio()) }
-            }
-            Rule::Typical { epsilon, delta } => {
-                let factor = "Factor of the threshold that depends on the entropy.";
-                Rule::Typical {
-                    epsilon: section.or(
-                        "epsilon",
-                        "Threshold on the token's probability.",
-                        epsilon,
-                        &ratio(),
-                    ),
-                    delta: section.or("delta", factor, delta, &ratio()),
+impl DrafterKind {
+    /// The drafter at `at`; `None` if it is refused. The default drafters have no position.
+    fn settle(self, at: Option<&At<'_>>) -> Option<Drafter> {
+        Some(Drafter::Lookup(match self {
+            Self::PromptLookup { ngram } => LookupSpec::PromptLookup(settled(ngram, at)),
+            Self::Suffix { scope, i_accept_sharing } => {
+                if scope == Scope::Global && !i_accept_sharing {
+                    let allowed = "request|tenant, or global with i_accept_sharing: true";
+                    at?.refuse("scope", Refusal::new("shares text between tenants", allowed), "\"global\"");
                 }
+                LookupSpec::Suffix(scope)
             }
-        };
-        Some(lossy(rule, section))
-    };
-    item.variants("rule", RULES, meaning, read).unwrap_or_default()
+            Self::Phrasebook { schemas, phrases } => phrasebook(schemas, phrases, at)?,
+            Self::Head => LookupSpec::Head,
+            Self::Prediction => LookupSpec::Prediction,
+            Self::Model { model, vocabulary, i_accept_sharing: shares } => {
+                return Some(Drafter::Model { model, vocabulary, shares });
+            }
+        }))
+    }
 }
 
-fn exact(mut section: Section<'_>) -> Accept {
-    section.known("rule");
-    forbid(&mut section);
-    section.close();
-    Accept::default()
+fn settled(mut ngram: Ngram, at: Option<&At<'_>>) -> Ngram {
+    let Some(at) = at.map(|at| at.key("ngram")) else { return ngram };
+    if !at.has("max") {
+        ngram.max = ngram.max.max(ngram.min);
+    }
+    if ngram.min > ngram.max {
+        at.refuse("max", below_min(&ngram.min, &64), ngram.max.to_string());
+    }
+    ngram
 }
 
-/// These settings bound the error of lossy rules; the exact rule has none, so they are refused.
-fn forbid(section: &mut Section<'_>) {
-    for key in ["kappa", "epsilon", "delta", "tolerance", "max_drift", "max_drift_rate"] {
-        section.forbid(key, "only with a lossy rule");
+/// Phrases are optional only if the prompt's `schemas` are used.
+fn phrasebook(schemas: bool, phrases: Option<Vec<Phrase>>, at: Option<&At<'_>>) -> Option<LookupSpec> {
+    if phrases.is_none() && !schemas && at?.lacks("phrases") {
+        let allowed = "a list of { trigger, continuation }, or schemas: true";
+        at?.refuse("phrases", Refusal::new("missing", allowed), "nothing");
+    }
+    let texts = phrases.unwrap_or_default().into_iter().map(|phrase| (phrase.trigger, phrase.continuation));
+    match Phrases::new(texts.collect()) {
+        Ok(phrases) => Some(LookupSpec::Phrasebook { phrases: Arc::new(phrases), schemas }),
+        Err(why) => {
+            at?.refuse("phrases", Refusal::new("too large", "fewer or shorter triggers"), why);
+            None
+        }
     }
 }
 
 /// Warning of a lossy rule.
-const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer reports its drift";
+const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, \
+                     and each answer reports its drift";
 
 /// Warning of a lossy rule without `max_drift`.
 const UNBOUNDED: &str =
     "leaves the drift of a whole output without limit: max_drift_rate allows more with every token";
 
-fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
-    let default = Accept::default();
-    let relaxed = "How far the rule is relaxed: the product of two curves, capped.";
-    let drift = "Maximum drift (total variation) of a whole output; null: no limit, so that the drift of long outputs is unbounded.";
-    section.warn("rule", LOSSY);
-    let tolerance = tolerance(section.section("tolerance", relaxed));
-    let max_drift = section.maybe("max_drift", drift, default.max_drift, &ratio());
-    if max_drift.is_none() {
-        section.warn("max_drift", UNBOUNDED);
-    }
-    Accept {
-        rule,
-        tolerance,
-        max_drift,
-        max_drift_rate: section.or(
-            "max_drift_rate",
-            "Maximum drift per output token, on average so far.",
-            default.max_drift_rate,
-            &ratio(),
-        ),
-    }
-}
-
-fn tolerance(mut section: Section<'_>) -> Tolerance {
-    let tolerance = Tolerance {
-        temperature: section.or(
-            "temperature",
-            "Points [temperature, tolerance], temperature rising. Without it 1 everywhere; always 0 at temperature 0.",
-            Vec::new(),
-            &curve(2.0),
-        ),
-        load: section.or(
-            "load",
-            "Points [load, factor], load from 0 (idle) to 1 (full or waiting) rising. Without it 1 everywhere.",
-            Vec::new(),
-            &curve(1.0),
-        ),
-        max: section.or(
-            "max",
-            "Maximum of the product; 0 relaxes nothing. typical is as published at 1.",
-            0.0,
-            &ratio(),
-        ),
-    };
-    section.close();
-    tolerance
-}
-
-/// A curve, `[[x, y], …]`, with rising x up to `most`.
-fn curve(most: f64) -> Kind<Vec<(f64, f64)>> {
-    let point = json!({
-        "type": "array",
-        "prefixItems": [{ "type": "number", "minimum": 0, "maximum": most }, { "type": "number", "minimum": 0, "maximum": 1 }],
-        "items": false,
-        "minItems": 2,
-    });
-    let read = move |node: &Node| {
-        let refusal = || {
-            Refusal::new(
-                "not a curve",
-                format!("[[x, y], ...] with x rising from 0 to {most}, and y from 0 to 1"),
-            )
+impl AcceptRule {
+    fn settle(self, at: &At<'_>) -> Accept {
+        let (rule, drift) = match self {
+            Self::Exact => return Accept::default(),
+            Self::Ears { kappa, drift } => (Rule::Ears { kappa }, drift),
+            Self::Typical { epsilon, delta, drift } => (Rule::Typical { epsilon, delta }, drift),
         };
-        let Value::List(points) = &node.value else { return Err(refusal()) };
-        let point = |point: &Node| match &point.value {
-            Value::List(pair) => match pair.as_slice() {
-                [x, y] => Some((number(0.0..=most).read(x).ok()?, ratio().read(y).ok()?)),
-                _ => None,
-            },
-            _ => None,
-        };
-        let points: Vec<(f64, f64)> = points.iter().map(point).collect::<Option<_>>().ok_or_else(refusal)?;
-        let rising = points.windows(2).all(|pair| matches!(pair, [(a, _), (b, _)] if a < b));
-        if rising && !points.is_empty() { Ok(points) } else { Err(refusal()) }
-    };
-    Kind::new(json!({ "type": "array", "items": point, "minItems": 1 }), read)
-}
-
-fn gates(mut section: Section<'_>) -> Gates {
-    let default = Gates::default();
-    let waiting = "Maximum requests waiting in the engine, not counting ours.";
-    let acceptance = "Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.";
-    let control = "Time per token of speculated requests ÷ that of the control group: closes when it is certainly above.";
-    let first_token = "Time to first tokens with drafts in flight ÷ without: where more, by over 20 ms, fewer draft tokens are sent.";
-    let reprobe = "Time that the `control` gate stays closed when it closes for the first time.";
-    let gates = Gates {
-        waiting: section.or("waiting", waiting, default.waiting, &whole(0..=1_000_000)),
-        kv: section.or("kv", "Maximum share of the engine's KV cache in use.", default.kv, &ratio()),
-        stale: section.or("stale", "Maximum age of the engine's last load report.", default.stale, &period()),
-        acceptance: section.or("acceptance", acceptance, default.acceptance, &ratio()),
-        control: section.or("control", control, default.control, &number(1.0..=10.0)),
-        max_gap: section.or(
-            "max_gap",
-            "Longest pause in a stream that a round may cause.",
-            default.max_gap,
-            &period(),
-        ),
-        first_token: section.or("first_token", first_token, default.first_token, &number(1.0..=10.0)),
-        reprobe: section.or("reprobe", reprobe, default.reprobe, &duration()),
-    };
-    section.close();
-    gates
-}
-
-fn holdback(mut section: Section<'_>) -> Holdback {
-    let default = Holdback::default();
-    let start = "Share at the start; it falls as the comparison becomes certain.";
-    let start = section.or("start", start, default.start, &ratio());
-    let floor = section.or("floor", "Minimum share.", default.floor.min(start), &ratio());
-    if floor > start {
-        section.refuse("floor", Refusal::new("above start", between(0, start)), &floor.to_string());
+        let Lossy { tolerance, max_drift, max_drift_rate } = drift;
+        let relaxed = at.key("tolerance");
+        rising(&tolerance.temperature, 2, "temperature", &relaxed);
+        rising(&tolerance.load, 1, "load", &relaxed);
+        at.warn("rule", LOSSY);
+        if max_drift.is_none() {
+            at.warn("max_drift", UNBOUNDED);
+        }
+        Accept { rule, tolerance, max_drift, max_drift_rate }
     }
-    section.close();
-    Holdback { start, floor }
+}
+
+fn rising(curve: &[(f64, f64)], most: u32, key: &str, at: &At<'_>) {
+    if !curve.windows(2).all(|pair| matches!(pair, [(a, _), (b, _)] if a < b)) {
+        let allowed = format!("[[x, y], ...] with x rising from 0 to {most}, and y from 0 to 1");
+        at.refuse(key, Refusal::new("not a curve", allowed), "a list");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use foretell_core::draft::Source;
+
+    #[test]
+    fn every_drafter_can_be_configured_by_its_name() {
+        let kinds = schema::of_value::<DrafterKind>();
+        let named: BTreeSet<String> = schema::shapes(&kinds)
+            .iter()
+            .filter_map(schema::tag)
+            .map(|(_, name)| schema::plain(name))
+            .collect();
+        assert_eq!(named, Source::ALL.iter().map(|source| source.name().to_owned()).collect());
+    }
 }

@@ -1,18 +1,21 @@
 //! A backend as the config file describes it.
 
-use foretell_engines::Dialect as Spoken;
-use foretell_parsers::parse::Parsers;
-use foretell_wire::openai::Api;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::values::Glob;
+use super::{Connect, Model};
+use crate::forms::{Base, HostPort, PagePath, Renderer, Text};
+use foretell_core::setting::{As, Each, Maybe, Period, Size};
 use foretell_core::words::VerifyMethod;
+use foretell_engines::Dialect as Spoken;
+use foretell_wire::openai::Api;
 
 /// API of a backend's engine (`engine` in the file).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Dialect {
     /// Detected by requests to the server.
     #[default]
@@ -56,38 +59,93 @@ impl Dialect {
     }
 }
 
-/// A backend: a service with one or more replicas, as the config file describes it.
-#[derive(Clone, Debug, PartialEq)]
+impl TryFrom<String> for Dialect {
+    type Error = &'static str;
+
+    fn try_from(name: String) -> Result<Self, &'static str> {
+        let found = NAMES.iter().find(|(known, _)| *known == name);
+        found.map(|(_, dialect)| *dialect).ok_or("unknown dialect")
+    }
+}
+
+impl From<Dialect> for String {
+    fn from(dialect: Dialect) -> Self {
+        dialect.name().to_owned()
+    }
+}
+
+impl JsonSchema for Dialect {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Dialect".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "enum": NAMES.map(|(name, _)| name) })
+    }
+}
+
+/// A service.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(extend("required" = ["name", "replicas"]))]
 pub struct Backend {
-    /// Name in policies, metrics and logs; unique.
+    /// Its name in metrics, log and policies.
+    #[serde(with = "As::<Text>")]
     pub name: String,
-    /// API of its engine.
-    pub dialect: Dialect,
-    /// Its replicas.
-    pub replicas: Replicas,
-    /// Data-parallel ranks behind each address, each a replica of its own; 0: the engine does not
-    /// use ranks.
-    pub ranks: u32,
-    /// The server that renders its chat requests and parses outputs.
-    pub render: Render,
-    /// The APIs whose requests are translated to chats for it.
-    pub translates: Vec<Api>,
-    /// The models that it serves; empty means every model.
-    pub models: Vec<Model>,
-    /// How connections to it are made.
-    pub connect: Connect,
-    /// Path and interval of its load report.
-    pub load: Load,
-    /// Methods for verifying drafts and their limits.
-    pub methods: VerifyLimits,
-    /// Limits of the probe.
-    pub probe: Probe,
-    /// Share of the free sequences, 0 to 1, that verify requests by fan-out may take.
-    pub slots: f64,
-    /// True if the operator pays per token.
-    pub billed: bool,
-    /// True if it gets the requests for models that no backend lists; at most one backend does.
+    /// It gets requests for models that no backend lists.
     pub default: bool,
+    /// API of its engine.
+    #[serde(rename = "engine")]
+    pub dialect: Dialect,
+    /// One KV cache each.
+    #[schemars(extend("allowed" = "a list of URLs or { dns, every }"))]
+    pub replicas: Replicas,
+    /// Data-parallel ranks at each address, each a replica; 0: none.
+    #[schemars(range(min = 0, max = 1024))]
+    pub ranks: u32,
+    /// backend: its own pages render chats; else the URL of a `vllm launch render` for its model;
+    /// null: nothing does.
+    #[serde(deserialize_with = "render")]
+    #[schemars(with = "Maybe<Renderer>", extend("default" = "backend"))]
+    pub render: Render,
+    /// APIs other than chats and completions.
+    pub routes: Routes,
+    /// Its models.
+    pub models: Vec<Model>,
+    /// Connections to it.
+    pub connect: Connect,
+    /// The engine's load report.
+    pub load: Load,
+    /// Verification methods and their limits.
+    #[serde(rename = "verify")]
+    pub methods: VerifyLimits,
+    /// Measurement of verification costs.
+    pub probe: Probe,
+    /// Cost that speculation may impose on other requests.
+    pub budget: Budget,
+    /// It bills per token: no verify request is sent to it.
+    pub billed: bool,
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        Self {
+            name: "default".to_owned(),
+            default: false,
+            dialect: Dialect::default(),
+            replicas: Replicas::Urls(Vec::new()),
+            ranks: 0,
+            render: Render::default(),
+            routes: Routes::default(),
+            models: Vec::new(),
+            connect: Connect::default(),
+            load: Load::default(),
+            methods: VerifyLimits::default(),
+            probe: Probe::default(),
+            budget: Budget::default(),
+            billed: false,
+        }
+    }
 }
 
 /// The server that renders a backend's chat requests and parses outputs.
@@ -102,118 +160,170 @@ pub enum Render {
     By(Uri),
 }
 
+fn render<'de, D: Deserializer<'de>>(from: D) -> Result<Render, D::Error> {
+    Ok(Maybe::<Renderer>::deserialize(from)?.unwrap_or(Render::Never))
+}
+
 /// The replicas of a backend; each is one KV cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
 pub enum Replicas {
-    /// One replica per base URL.
-    Urls(Vec<Uri>),
-    /// One replica per address that a host name resolves to.
+    Urls(
+        #[serde(with = "Each::<Base>")]
+        #[schemars(length(min = 1))]
+        Vec<Uri>,
+    ),
+    /// Addresses that a name resolves to.
     Dns {
-        /// Host name and port, as `HOST:PORT`.
+        /// HOST:PORT.
+        #[serde(rename = "dns", with = "As::<HostPort>")]
         name: String,
-        /// Time between two look-ups of the name.
+        /// Interval of resolving it.
+        #[serde(default = "resolving", with = "As::<Period>")]
         every: Duration,
-        /// Use TLS; the certificate must be valid for the host name.
-        https: bool,
+        /// Scheme of their URLs.
+        // The certificate must be valid for the host name.
+        #[serde(default)]
+        scheme: Scheme,
     },
 }
 
-/// A model that a backend serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
-    /// The id as clients send it, or a pattern of ids.
-    pub id: Glob,
-    /// Further names of the same model; a request is forwarded with the name that the client used.
-    pub aliases: Vec<String>,
-    /// Source of its tokenizer.
-    pub tokenizer: TokenizerSource,
-    /// The output parsers that its server was started with, where that does not tell them.
-    pub parsers: Parsers,
-    /// Its `generation_config.json`, or a folder with one, where its server takes the sampling
-    /// defaults of chats from that and does not tell them; `None` if none is named.
-    pub generation_config: Option<PathBuf>,
+const fn resolving() -> Duration {
+    Duration::from_secs(5)
 }
 
-/// Source of a model's tokenizer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum TokenizerSource {
-    /// The backend's own, fetched from its `/tokenizer.json`.
+/// Scheme of a URL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Scheme {
     #[default]
-    Backend,
-    /// A `tokenizer.json` file, or a folder that has one.
-    File(PathBuf),
+    Http,
+    Https,
 }
 
-/// How connections to a backend are made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connect {
-    /// Value of the `Host` header.
-    pub host: HostHeader,
-    /// Authorities (PEM) that may sign the backend's certificate; `None`: the usual public ones.
-    pub ca: Option<PathBuf>,
-    /// Client certificate chain and private key (PEM) to show the backend; `None`: no client
-    /// certificate.
-    pub identity: Option<(PathBuf, PathBuf)>,
-    /// Pass on the client's `Authorization` header; if false it is removed.
-    pub pass_auth: bool,
-    /// File with a bearer token that replaces the client's; `None`: `pass_auth` decides.
-    pub token_file: Option<PathBuf>,
-    /// File with the bearer token of Foretell's own calls (identity, health, load, probe); it is
-    /// never used for a client's request. `None`: these calls are signed as set by `token_file`.
-    pub own_token_file: Option<PathBuf>,
+impl Scheme {
+    /// Name in files and URLs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Https => "https",
+        }
+    }
 }
 
-/// Value of the `Host` header that a backend receives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HostHeader {
-    /// The authority of the backend's own URL.
+/// Treatment of the requests of APIs other than chats and completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Routes {
+    /// pass: passed through; translate: sent as chats, which are eligible.
+    pub messages: Route,
+    /// pass: passed through; translate: sent as chats, which are eligible.
+    pub responses: Route,
+}
+
+impl Routes {
+    /// The APIs whose requests are translated.
+    pub fn translated(self) -> Vec<Api> {
+        let all = [(Api::Messages, self.messages), (Api::Responses, self.responses)];
+        all.into_iter().filter(|(_, route)| *route == Route::Translate).map(|(api, _)| api).collect()
+    }
+}
+
+/// Treatment of the requests of an API.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Route {
     #[default]
-    Backend,
-    /// The one that the client sent.
-    Client,
+    Pass,
+    Translate,
 }
 
 /// Path and interval of a backend's load report.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Load {
-    /// Path of the load page on each replica; the default `/metrics` means the usual page of its
-    /// engine.
+    /// A path of the backend.
+    // The default `/metrics` means the usual page of its engine.
+    #[serde(with = "As::<PagePath>")]
     pub url: String,
-    /// Time between two readings.
+    /// Interval of reading it.
+    #[serde(with = "As::<Period>")]
     pub every: Duration,
 }
 
+impl Default for Load {
+    fn default() -> Self {
+        Self { url: "/metrics".to_owned(), every: Duration::from_millis(500) }
+    }
+}
+
 /// Methods for verifying drafts and their limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct VerifyLimits {
     /// Allowed methods; their order has no effect.
     pub allow: Vec<VerifyMethod>,
     /// True if `allow` is set in the file. A method that the operator lists is used even where its
     /// first call may crash the engine.
+    #[serde(skip)]
     pub explicit: bool,
     /// Maximum context of a verify request, tokens.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub context_max: u32,
-    /// Maximum size of a verify request, and of its answer, bytes.
+    /// Maximum size of a round's requests.
+    #[serde(with = "As::<Size<u64>>")]
     pub bytes_max: u64,
 }
 
+impl Default for VerifyLimits {
+    fn default() -> Self {
+        let allow = vec![VerifyMethod::Score, VerifyMethod::FanOut, VerifyMethod::Tree];
+        Self { allow, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
+    }
+}
+
 /// When a backend is probed, and the probe's limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Probe {
-    /// When the probe runs.
+    /// When it runs; ready: as soon as a replica is ready.
     pub when: ProbeWhen,
-    /// Maximum number of calls of one probe.
+    /// Maximum calls.
+    #[schemars(range(min = 1, max = 10_000))]
     pub calls: u32,
-    /// Maximum time for all calls of one probe.
+    /// Maximum time.
+    #[serde(with = "As::<Period>")]
     pub within: Duration,
 }
 
+impl Default for Probe {
+    fn default() -> Self {
+        Self { when: ProbeWhen::default(), calls: 40, within: Duration::from_secs(10) }
+    }
+}
+
 /// When a backend is probed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum ProbeWhen {
     /// As soon as a replica is ready.
     #[default]
     Ready,
     /// Never automatically; the operator can start it.
     Never,
+}
+
+/// Cost that speculation may impose on other requests of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Budget {
+    /// Sequences that verify requests by fan-out take while others' requests run ÷ free ones.
+    #[schemars(range(min = 0, max = 1))]
+    pub slots: f64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { slots: 0.10 }
+    }
 }

@@ -4,27 +4,32 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Deserialize;
 
-use crate::kind::{Kind, form, period};
-use crate::named::FileKind;
-use crate::problem::Refusal;
-use crate::read::Section;
+use crate::forms::{FilePath, KeyPrefix, Store};
 use crate::values::percent_decoded;
-use crate::yaml::{Node, Value};
+use foretell_core::setting::{As, Maybe, Period};
 
 /// The store of a fleet.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Fleet {
-    /// A Redis or Valkey server; `None`: nothing is shared.
+    /// URL of a Redis or Valkey server; null: nothing is shared.
+    #[serde(with = "Maybe::<Store>")]
     pub store: Option<StoreUrl>,
-    /// Name of the fleet: the prefix of all its keys in the store.
+    /// Name of the fleet, the prefix of its keys.
+    #[serde(with = "As::<KeyPrefix>")]
     pub key: String,
-    /// Pause between two exchanges with the store.
+    /// Pause between two exchanges with it.
+    #[serde(with = "As::<Period>")]
     pub sync: Duration,
-    /// File with the password of the store, read at every connection.
+    /// File with its password.
+    // It is read at every connection.
+    #[serde(with = "Maybe::<FilePath>")]
     pub password_file: Option<PathBuf>,
-    /// Authorities (PEM) that must have signed its certificate; `None`: the usual public ones.
+    /// Authorities of its certificate, PEM; null: public ones.
+    #[serde(with = "Maybe::<FilePath>")]
     pub ca: Option<PathBuf>,
 }
 
@@ -72,13 +77,10 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-/// Allowed forms of the URL.
-const URL: &str = "redis(s)://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]";
-
 impl StoreUrl {
     /// Parses the URL of a store; `None` if it is none. Reserved characters of user and password
     /// are percent-encoded.
-    fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let (scheme, rest) = text.split_once("://")?;
         let tls = match scheme {
             "redis" => false,
@@ -116,52 +118,6 @@ fn login_of(login: &str) -> Option<(Option<String>, Option<String>)> {
         Some("") => None,
         Some(password) => Some((user, Some(percent_decoded(password)?))),
     }
-}
-
-fn url() -> Kind<StoreUrl> {
-    let read = |node: &Node| match &node.value {
-        Value::Text(text) => StoreUrl::parse(text).ok_or_else(|| Refusal::new("not the URL of a store", URL)),
-        _ => Err(Refusal::new("wrong type", URL)),
-    };
-    Kind::new(json!({ "type": "string", "pattern": "^rediss?://" }), read)
-}
-
-/// A part of the store's keys.
-fn key() -> Kind<String> {
-    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-    let parse = move |text: &str| (text.len() <= 64 && text.bytes().all(is_part)).then(|| text.to_owned());
-    let refusal = || Refusal::new("not a name for keys", "up to 64 letters, digits, `-`, `.` and `_`");
-    form(r"^[A-Za-z0-9._-]{1,64}$", refusal, parse).shown(|key| json!(key))
-}
-
-/// Reads `fleet`.
-pub(super) fn read(mut section: Section<'_>) -> Fleet {
-    let default = Fleet::default();
-    let fleet = Fleet {
-        store: section.maybe(
-            "store",
-            "URL of a Redis or Valkey server; null: nothing is shared.",
-            None,
-            &url(),
-        ),
-        key: section.or("key", "Name of the fleet, the prefix of its keys.", default.key, &key()),
-        sync: section.or("sync", "Pause between two exchanges with it.", default.sync, &period()),
-        password_file: section.file("password_file", "File with its password.", FileKind::Secret),
-        ca: section.file(
-            "ca",
-            "Authorities of its certificate, PEM; null: public ones.",
-            FileKind::Authorities,
-        ),
-    };
-    if fleet.password_file.is_some() && fleet.store.as_ref().is_some_and(|store| store.password.is_some()) {
-        let allowed = "a password in the URL or in a file, not both";
-        section.refuse("password_file", Refusal::new("a second password", allowed), "a file");
-    }
-    if fleet.ca.is_some() && fleet.store.as_ref().is_some_and(|store| !store.tls) {
-        section.refuse("ca", Refusal::new("no TLS", "a store at rediss://"), "a file");
-    }
-    section.close();
-    fleet
 }
 
 #[cfg(test)]

@@ -1,17 +1,44 @@
 //! Tolerance of an acceptance rule by temperature and load: two curves that the operator sets.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+
 /// Points (x, y) with ascending x; linear between them, constant beyond them. Without points it is
 /// 1 everywhere.
 pub type Curve = Vec<(f64, f64)>;
 
 /// Tolerance of a lossy rule, 0 (exact) to 1: the product of two curves, capped.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Tolerance {
+    /// Points [temperature, tolerance], temperature rising. Without it 1 everywhere; always 0 at
+    /// temperature 0.
+    #[schemars(schema_with = "curve::<2>")]
     pub temperature: Curve,
-    /// Factor by load, 0 to 1.
+    /// Points [load, factor], load from 0 (idle) to 1 (full or waiting) rising. Without it 1
+    /// everywhere.
+    #[schemars(schema_with = "curve::<1>")]
     pub load: Curve,
-    /// Upper bound of the product, 0 to 1.
+    /// Maximum of the product; 0 relaxes nothing. typical is as published at 1.
+    #[schemars(range(min = 0, max = 1))]
     pub max: f64,
+}
+
+/// The schema of a curve with x up to `MAX`.
+fn curve<const MAX: u32>(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "array",
+            "prefixItems": [
+                { "type": "number", "minimum": 0, "maximum": MAX },
+                { "type": "number", "minimum": 0, "maximum": 1 },
+            ],
+            "items": false,
+            "minItems": 2,
+        },
+    })
 }
 
 impl Tolerance {

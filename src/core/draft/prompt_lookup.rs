@@ -11,11 +11,14 @@ use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
 use crate::units::TokenId;
 
 /// Shortest and longest match that counts, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(default)]
 pub struct Ngram {
-    /// Shortest match that is drafted from.
+    /// Shortest match.
+    #[schemars(range(min = 1, max = 64))]
     pub min: u32,
-    /// Longer matches are ranked alike: the most recent wins.
+    /// Longest match; longer ones are ranked alike: the most recent wins.
+    #[schemars(range(min = 1, max = 64))]
     pub max: u32,
 }
 

@@ -1,10 +1,11 @@
 //! Operating mode: the operator's limit on what Foretell does, for the process and for single
 //! backends.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Operating mode, ordered from the strictest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Pass everything through.

@@ -3,7 +3,20 @@
 use crate::units::TokenId;
 
 /// Verification method: how a draft is sent to the backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
 pub enum VerifyMethod {
     /// One prompt per node, one sampled token each.
     FanOut,

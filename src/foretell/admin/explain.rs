@@ -219,7 +219,7 @@ pub fn explain(
     shared: &Shared,
     known: ServerFacts<'_>,
 ) -> Explanation {
-    let may_control = process.client == ClientControl::Bounded;
+    let may_control = process.client.control == ClientControl::Bounded;
     let wish = may_control.then(|| question.headers.get_all(headers::CONTROL)).into_iter().flatten();
     let tenant =
         question.tenant.clone().or_else(|| tenant::of(&process.tenant, question.peer, &question.headers));

@@ -8,7 +8,7 @@ use super::{OK, USAGE};
 use crate::app::files;
 use foretell_config::load::UNDECLARED;
 use foretell_config::{Flags, Loaded, Problem, Strings};
-use foretell_config::{declared, reference};
+use foretell_config::{reference, schema};
 
 /// The arguments of `foretell check`.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -47,8 +47,8 @@ pub enum SchemaOf {
 impl SchemaOf {
     fn text(self) -> String {
         match self {
-            Self::Policy => declared::text(&foretell_config::policy::schema()),
-            Self::Config => declared::text(&foretell_config::process::schema()),
+            Self::Policy => schema::text(&foretell_config::policy::schema()),
+            Self::Config => schema::text(&foretell_config::process::schema()),
         }
     }
 }

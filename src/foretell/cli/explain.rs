@@ -115,8 +115,9 @@ impl ExplainArgs {
         let Self { api_key_file, ca, .. } = self;
         Access { api_key_file: api_key_file.clone(), ca: ca.clone(), headers: Vec::new() }.granted()?;
         for connect in process.backends.iter_mut().map(|backend| &mut backend.connect) {
-            connect.own_token_file = api_key_file.clone().or(connect.own_token_file.take());
-            connect.ca = ca.clone().or(connect.ca.take());
+            let (auth, tls) = (&mut connect.auth, &mut connect.tls);
+            auth.own_token_file = api_key_file.clone().or(auth.own_token_file.take());
+            tls.ca = ca.clone().or(tls.ca.take());
         }
         Ok(())
     }

@@ -4,19 +4,26 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::listen::Stop;
+use foretell_core::setting::{As, Delay};
 
 /// Durations of an orderly shutdown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct DrainTimes {
-    /// From reporting "not ready" to closing the listeners: time for load balancers to notice.
+    /// Not ready, but still accepting. If not set, it ends as soon as no client is connected.
+    #[serde(with = "As::<Delay>")]
     pub delay: Duration,
     /// True if the delay ends as soon as no client is connected. Set if the operator has not
     /// configured a delay.
+    #[serde(skip)]
     pub early: bool,
-    /// From closing the listeners to cutting the open connections.
+    /// Time for open answers to end.
+    #[serde(with = "As::<Delay>")]
     pub grace: Duration,
 }
 

@@ -4,26 +4,36 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use foretell_core::setting::{As, Size};
 use http::{Request, Response};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use tower::Service;
 
 use crate::http::body::Body;
 use crate::http::request::RequestBody;
 
-/// Limits on a client before its request is interpreted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Limits on what a client may send before its request is interpreted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(default)]
 pub struct Bounds {
-    /// Maximum number of header fields.
+    /// Maximum header fields of a request.
+    #[schemars(range(min = 1, max = 10_000))]
     pub headers: usize,
-    /// Maximum size of all header fields, bytes; above it the answer is 431.
+    /// Maximum size of them; above it the answer is 431.
+    #[serde(with = "As::<Size<usize>>")]
     pub header_bytes: usize,
-    /// Maximum size of the request target, bytes; above it the answer is 414.
+    /// Maximum size of its target; above it the answer is 414.
+    #[serde(with = "As::<Size<usize>>")]
     pub uri: usize,
     /// Time until a head is complete, from the connection's start or from the head's first byte.
+    #[serde(skip)]
     pub header_timeout: Duration,
     /// Longest pause within a request body.
+    #[serde(skip)]
     pub body: Duration,
     /// Time that a connection may be idle between two requests.
+    #[serde(skip)]
     pub keep_alive: Duration,
 }
 

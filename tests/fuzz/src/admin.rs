@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use foretell::admin::explain;
 use foretell_config::process::{Tenant, TenantFallback};
-use foretell_config::values::{self, Network};
+use foretell_config::values::Network;
+use foretell_core::setting;
 use foretell_net::http::headers;
 use foretell_policy::Glob;
 use foretell_proxy::gateway::{route, tenant};
@@ -75,8 +76,8 @@ fn words(text: &str, other: &str) {
         Ok(Control::Off | Control::Plain) => {}
         Err(error) => assert!(error.0.chars().count() <= 40),
     }
-    let _ = values::duration(text);
-    let _ = values::size(text);
+    let _ = setting::duration(text);
+    let _ = setting::size(text);
     let glob = Glob::new(text);
     assert_eq!(glob.as_str(), text);
     assert!(glob.matches(text) && (!glob.is_exact() || glob.matches(other) == (text == other)), "{text:?}");

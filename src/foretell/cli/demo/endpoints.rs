@@ -8,7 +8,7 @@ use super::DemoArgs;
 use crate::app::local::FREE;
 use crate::bench::workload::{Error, Workload};
 use foretell_config::Strings;
-use foretell_config::kind::parse_address;
+use foretell_config::forms::{self, Address};
 
 /// Workloads of the repository that are shown after the built-in ones, if the repository exists.
 const OTHERS: [&str; 4] = ["chat", "completion", "prose", "hostile"];
@@ -83,7 +83,7 @@ impl DemoEndpoints {
                 None => (variable.clone(), environment.get(&variable).filter(|text| !text.is_empty())),
             };
             match text {
-                Some(got) => parse_address(&got).map_err(|refusal| EndpointError::Address {
+                Some(got) => forms::parse::<Address>(&got).map_err(|refusal| EndpointError::Address {
                     setting,
                     got,
                     allowed: refusal.allowed,
