@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::check::member;
 use super::named::{FileKind, Named};
-use super::problem::{Problems, Refusal};
+use super::problem::Refusal;
+use super::problems::Problems;
 use super::yaml::{EMPTY, Key, Node, Value};
 
 /// A value of a document that has been checked, or its absence.

@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
 use super::forms;
-use super::problem::{Problems, Refusal};
+use super::problem::Refusal;
+use super::problems::Problems;
 use super::schema::{allowed, members, nullable, plain, shapes, tag, words};
 use super::yaml::{Key, Node, Value};
 

@@ -14,6 +14,7 @@ use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{Backend, Dialect, Listen, Model, Process, Replicas, TokenizerSource, file};
 use super::values::Glob;
+use super::variables::Strings;
 use super::yaml::quote;
 
 /// The path of a tokenizer among the settings.
@@ -21,29 +22,6 @@ const TOKENIZER: &str = "backends[0].models[0].tokenizer";
 
 /// The message for an admin address that is reachable by others without a token.
 pub const OPEN: &str = "open to others without a token";
-
-/// A source of named texts, such as the environment; parsing accesses the outside world only
-/// through it.
-pub trait Strings {
-    /// The text of this name, if it exists.
-    fn get(&self, name: &str) -> Option<String>;
-}
-
-/// The environment of the process.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Environment;
-
-impl Strings for Environment {
-    fn get(&self, name: &str) -> Option<String> {
-        std::env::var(name).ok()
-    }
-}
-
-impl Strings for std::collections::BTreeMap<String, String> {
-    fn get(&self, name: &str) -> Option<String> {
-        Self::get(self, name).cloned()
-    }
-}
 
 /// Settings of the command line, as texts; `None` is a flag that was not given. Each can also be
 /// set by the variable `FORETELL_<FLAG>`; the flag takes precedence, and an empty variable counts

@@ -9,8 +9,8 @@ use foretell_core::setting::{Delay, Form, Period, Size};
 use http::Uri;
 
 use super::problem::Refusal;
-use super::process::{Render, StoreUrl, TokenizerSource};
-use super::values::Network;
+use super::store_url::StoreUrl;
+use super::values::{Network, Render, TokenizerSource};
 use foretell_net::http::is_callable;
 
 /// Checks a text; the message of an error is that of [`Form::parse`].

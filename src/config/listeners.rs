@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use http::Uri;
 
-use super::load::process_file;
 use super::problem::{Problem, Refusal};
 use super::process::{Process, Replicas};
 
@@ -13,7 +12,7 @@ use super::process::{Process, Replicas};
 /// file, flags and variables, so they have no line.
 pub(super) fn clashing(process: &Process) -> Vec<Problem> {
     let bound = bound(process);
-    let file = process_file(process);
+    let file = process.shown_file();
     let problem = |(index, (path, address)): (usize, &(String, SocketAddr))| {
         let (other, taken) = bound.iter().take(index).find(|(_, other)| clash(*address, *other))?;
         let refusal = Refusal::new(&format!("{other} ({taken}) takes it"), "an address of its own");
@@ -25,7 +24,7 @@ pub(super) fn clashing(process: &Process) -> Vec<Problem> {
 /// Replicas that are a listener of this process: requests would come back to it.
 pub(super) fn looping(process: &Process) -> Vec<Problem> {
     let bound = bound(process);
-    let file = process_file(process);
+    let file = process.shown_file();
     let mut problems = Vec::new();
     for (index, backend) in process.backends.iter().enumerate() {
         let Replicas::Urls(urls) = &backend.replicas else { continue };

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::flags::{Flags, Overrides, Strings};
+use super::flags::{Flags, Overrides};
 use super::listeners::{clashing, looping};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, ParsedPolicy};
@@ -12,6 +12,7 @@ use super::problem::{DOCUMENT, Problem, Refusal};
 use super::process::{self, Parsed, Process, ProcessFile};
 use super::regular;
 use super::trained;
+use super::variables::Strings;
 use super::warnings::{ineffective, inert, shadowed, unbelieved, unruled, unverified};
 use super::yaml::FILE_BYTES;
 use foretell_policy::{Drafter, Policy, PolicySet};
@@ -152,12 +153,6 @@ fn settle_policies(
         }
         None => FolderSource { file: process.policies.display().to_string(), line: None, path: PATH },
     }
-}
-
-/// The config file, as problems without a line name it.
-pub fn process_file(process: &Process) -> String {
-    let file = process.file.as_ref().map(|file| file.path.display().to_string());
-    file.unwrap_or_else(|| "(no config file)".to_owned())
 }
 
 /// The policy files as they are on disk now, as (path, text) in match order: the input of a reload.

@@ -25,15 +25,18 @@ use foretell_core::words::Mode;
 use foretell_net::http::drain::DrainTimes;
 
 pub use backend::{
-    Backend, Budget, Dialect, Load, Probe, ProbeWhen, Render, Replicas, Route, Routes, Scheme, VerifyLimits,
+    Backend, Budget, Dialect, Load, Probe, ProbeWhen, Replicas, Route, Routes, Scheme, VerifyLimits,
 };
 pub use client::{Admin, Limits, Listen, Metrics, ServerTls, Timeouts};
 pub use connect::{Auth, ClientTls, Connect, HostHeader};
 pub use corpus::{Corpus, DrafterModel, Record};
 pub use file::{Parsed, parse, parse_all, schema};
-pub use model::{Model, TokenizerSource};
+pub use model::Model;
 pub use observe::{LogFormat, LogLevel, Observe};
-pub use store::{Fleet, StoreUrl};
+pub use store::Fleet;
+
+pub use super::store_url::StoreUrl;
+pub use super::values::{Render, TokenizerSource};
 
 /// The name listed for `value`; empty if it is not in the list.
 pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
@@ -199,4 +202,12 @@ pub enum ClientControl {
     /// It may reduce the limits of policy and gates, never extend them.
     #[default]
     Bounded,
+}
+
+impl Process {
+    /// The config file, as problems without a line name it.
+    pub fn shown_file(&self) -> String {
+        let file = self.file.as_ref().map(|file| file.path.display().to_string());
+        file.unwrap_or_else(|| "(no config file)".to_owned())
+    }
 }

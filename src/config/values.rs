@@ -2,12 +2,36 @@
 //! [`foretell_policy`].
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use foretell_core::setting;
 pub use foretell_policy::{Glob, Revision};
+use http::Uri;
 use ipnet::{AddrParseError, IpNet};
+
+/// The server that renders a backend's chat requests and parses outputs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Render {
+    /// The backend itself, if it can.
+    #[default]
+    Backend,
+    /// None: what has to be rendered is passed through.
+    Never,
+    /// The one at this URL.
+    By(Uri),
+}
+
+/// Source of a model's tokenizer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// The backend's own, fetched from its `/tokenizer.json`.
+    #[default]
+    Backend,
+    /// A `tokenizer.json` file, or a folder that has one.
+    File(PathBuf),
+}
 
 /// Parses a duration of the command line as [`setting::duration`] does.
 ///

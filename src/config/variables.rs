@@ -7,9 +7,32 @@
 //! revision identifies their content. A variable's text may be a secret, so problems show the text
 //! of the file.
 
-use super::flags::Strings;
-use super::problem::{Problems, Refusal};
+use super::problem::Refusal;
+use super::problems::Problems;
 use super::yaml::{self, Node, Substituted, Value};
+
+/// A source of named texts, such as the environment; parsing accesses the outside world only
+/// through it.
+pub trait Strings {
+    /// The text of this name, if it exists.
+    fn get(&self, name: &str) -> Option<String>;
+}
+
+/// The environment of the process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Environment;
+
+impl Strings for Environment {
+    fn get(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+}
+
+impl Strings for std::collections::BTreeMap<String, String> {
+    fn get(&self, name: &str) -> Option<String> {
+        Self::get(self, name).cloned()
+    }
+}
 
 /// Allowed forms of a value.
 const ALLOWED: &str = "${NAME} of a variable that is set, ${NAME:-DEFAULT}, or $${ for ${ itself";

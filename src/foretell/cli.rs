@@ -26,8 +26,8 @@ pub use exit::Exit;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use foretell_config::flags::Environment;
 use foretell_config::forms;
+use foretell_config::variables::Environment;
 
 /// Exit code of success.
 const OK: u8 = Exit::Done.code();

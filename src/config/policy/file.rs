@@ -9,7 +9,8 @@ use serde_json::Value as Json;
 
 use crate::at::At;
 use crate::forms::PolicyName;
-use crate::problem::{Problem, Problems, Refusal};
+use crate::problem::{Problem, Refusal};
+use crate::problems::Problems;
 use crate::{check, schema, yaml};
 use foretell_core::draft::{LookupSpec, Ngram, Phrases};
 use foretell_core::setting::As;

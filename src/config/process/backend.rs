@@ -6,7 +6,7 @@ use http::Uri;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Connect, Model};
+use super::{Connect, Model, Render};
 use crate::forms::{Base, HostPort, PagePath, Renderer, Text};
 use foretell_core::setting::{As, Each, Maybe, Period, Size};
 use foretell_core::words::VerifyMethod;
@@ -146,18 +146,6 @@ impl Default for Backend {
             billed: false,
         }
     }
-}
-
-/// The server that renders a backend's chat requests and parses outputs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Render {
-    /// The backend itself, if it can.
-    #[default]
-    Backend,
-    /// None: what has to be rendered is passed through.
-    Never,
-    /// The one at this URL.
-    By(Uri),
 }
 
 fn render<'de, D: Deserializer<'de>>(from: D) -> Result<Render, D::Error> {

@@ -6,10 +6,11 @@ use serde_json::Value as Json;
 
 use super::Process;
 use crate::at::At;
-use crate::flags::{Environment, Strings};
 use crate::named::Named;
-use crate::problem::{Problem, Problems};
-use crate::{check, schema, variables, yaml};
+use crate::problem::Problem;
+use crate::problems::Problems;
+use crate::variables::{self, Environment, Strings};
+use crate::{check, schema, yaml};
 
 /// Reads a config file.
 ///

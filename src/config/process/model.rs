@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer};
 
 use crate::forms::{FilePath, Tokenizer};
-use crate::values::Glob;
+use crate::values::{Glob, TokenizerSource};
 use foretell_core::setting::{As, Maybe};
 use foretell_parsers::parse::{Parsers, ReasoningFormat, ToolFormat};
 
@@ -35,16 +35,6 @@ pub struct Model {
     /// takes sampling defaults; without it the one beside the tokenizer is read.
     #[serde(default, with = "Maybe::<FilePath>")]
     pub generation_config: Option<PathBuf>,
-}
-
-/// Source of a model's tokenizer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum TokenizerSource {
-    /// The backend's own, fetched from its `/tokenizer.json`.
-    #[default]
-    Backend,
-    /// A `tokenizer.json` file, or a folder that has one.
-    File(PathBuf),
 }
 
 /// How a file names the parsers of a server.

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use foretell_config::load::process_file;
 use foretell_config::named::shown;
 use foretell_config::problem::Refusal;
 use foretell_config::process::Process;
@@ -47,7 +46,7 @@ fn unrecorded(process: &Process) -> Option<Problem> {
     let dir = &process.corpus.record.as_ref()?.dir;
     let refusal = Refusal::new("not a folder", "a folder, which is made if it does not exist");
     let taken = dir.exists() && !dir.is_dir();
-    taken.then(|| Problem::new(process_file(process), None, "corpus.record.dir", refusal, shown(dir)))
+    taken.then(|| Problem::new(process.shown_file(), None, "corpus.record.dir", refusal, shown(dir)))
 }
 
 /// Warning that the snapshot has no folder. The proxy serves without one.
@@ -65,7 +64,7 @@ fn no_backend(attempt: &Attempt) -> Option<Problem> {
         return None;
     }
     let refusal = Refusal::sentence("no backend configured: add one under `backends`, or pass --backend URL");
-    Some(Problem::new(process_file(&attempt.process), None, "backends", refusal, String::new()))
+    Some(Problem::new(attempt.process.shown_file(), None, "backends", refusal, String::new()))
 }
 
 /// The problem with a named file, if it has one.

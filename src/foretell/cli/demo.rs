@@ -12,8 +12,8 @@ use super::Exit;
 use crate::bench::canvas::Canvas;
 use crate::bench::demo::{Stack, invitation, show, showcase};
 use crate::bench::workload::{self, Workload};
-use foretell_config::flags::Environment;
 use foretell_config::process::LogFormat;
+use foretell_config::variables::Environment;
 
 /// Show the bundled models plain and speculated side by side, then serve them until Ctrl-C.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -9,8 +9,9 @@ use super::Exit;
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::app::{self, Ended, Gateway, Running, files};
-use foretell_config::flags::{Environment, Flags};
+use foretell_config::flags::Flags;
 use foretell_config::load::Loaded;
+use foretell_config::variables::Environment;
 use foretell_observe::log;
 
 /// Time that the exit waits for the last log lines to be written.

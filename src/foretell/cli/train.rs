@@ -25,8 +25,8 @@ use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 use super::corpus::{Recording, RecordingError, Trained};
 use super::demo::endpoints::bundled;
 use super::{Exit, progress};
-use foretell_config::flags::Environment;
 use foretell_config::trained;
+use foretell_config::variables::Environment;
 use foretell_net::clock::unix_now;
 
 use environment::EnvironmentError;
