@@ -146,9 +146,9 @@ async fn main() {
         Kind::Ollama => arguments.passed(passthrough::Kind::Ollama).await,
         Kind::Mlx => arguments.passed(passthrough::Kind::Mlx).await,
         Kind::Hosted => {
-            let mut options = hosted::Options::default();
-            arguments.fill(&mut options.setup);
-            arguments.serve(hosted::Hosted::new(options)).await;
+            let mut setup = Setup::default();
+            arguments.fill(&mut setup);
+            arguments.serve(hosted::Hosted::new(setup)).await;
         }
     }
 }

@@ -320,27 +320,3 @@ impl Drop for Front {
         self.task.abort();
     }
 }
-
-/// Several engines behind one address, every request to the next, on any connection.
-pub struct Alternating<E: Engine> {
-    pub engines: Vec<Arc<E>>,
-    next: AtomicUsize,
-}
-
-impl<E: Engine> Alternating<E> {
-    pub fn of(engines: Vec<Arc<E>>) -> Self {
-        Self { engines, next: AtomicUsize::new(0) }
-    }
-}
-
-impl<E: Engine> Engine for Alternating<E> {
-    /// The first engine's, which holds the faults and counters of the address.
-    fn house(&self) -> &Arc<House> {
-        self.engines[0].house()
-    }
-
-    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
-        let next = self.next.fetch_add(1, Ordering::SeqCst);
-        self.engines[next % self.engines.len()].serve(request, out)
-    }
-}

@@ -5,7 +5,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::house::{Answer, ask, before, front};
-use crate::fakes::hosted::{Hosted, Options, Provider};
+use crate::fakes::hosted::Hosted;
 use crate::fakes::passthrough::{Kind, Passthrough};
 use crate::fakes::{Engine, Fake, Setup};
 
@@ -21,8 +21,8 @@ fn edit(more: &Value) -> Value {
     body
 }
 
-async fn hosted(provider: Provider) -> Fake<Hosted> {
-    Fake::start(Hosted::new(Options { provider, ..Options::default() })).await
+async fn hosted() -> Fake<Hosted> {
+    Fake::start(Hosted::new(Setup::default())).await
 }
 
 fn tried(answer: &Answer) -> u64 {
@@ -36,7 +36,7 @@ fn calls<E: Engine>(fake: &Fake<E>) -> Vec<(String, usize)> {
 
 #[tokio::test]
 async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
-    let fake = hosted(Provider::OpenAi).await;
+    let fake = hosted().await;
     let proxy = before(fake.address, "    engine: openai\n    billed: true\n").await;
     let body = edit(&json!({"temperature": 0}));
     let direct = ask(fake.address, CHAT, KEY, &body).await;
@@ -50,12 +50,12 @@ async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
         assert_eq!(tried(&through), 0);
     }
     assert_eq!(calls(&fake), [(CHAT.to_owned(), 4), ("/v1/models".to_owned(), 1)]);
-    assert_eq!(fake.engine.bill().calls, 4);
+    assert_eq!(fake.engine.billed(), 4);
 }
 
 #[tokio::test]
 async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else() {
-    let fake = hosted(Provider::OpenAi).await;
+    let fake = hosted().await;
     let proxy = before(fake.address, "    engine: openai\n").await;
     let through = ask(front(&proxy), CHAT, KEY, &edit(&json!({}))).await;
     assert_eq!(
@@ -67,7 +67,7 @@ async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else()
 
 #[tokio::test]
 async fn the_client_s_own_prediction_goes_through() {
-    let fake = hosted(Provider::OpenAi).await;
+    let fake = hosted().await;
     let proxy = before(fake.address, "    engine: openai\n    billed: true\n").await;
     let own = json!({"temperature": 0, "prediction": {"type": "content", "content": "print(1)"}});
     let direct = ask(fake.address, CHAT, KEY, &edit(&own)).await;

@@ -87,7 +87,7 @@ impl Sglang {
         let all = batch.finish().await;
         let told = batch.sequences.iter().zip(&all).zip(&settings);
         let mut bodies: Vec<Value> =
-            told.map(|((sequence, pieces), settings)| self.told(sequence, pieces, settings, 0)).collect();
+            told.map(|((sequence, pieces), settings)| self.told(sequence, pieces, settings)).collect();
         let body = if many { Value::from(bodies) } else { bodies.remove(0) };
         out.json(200, &body).await
     }
@@ -178,9 +178,8 @@ impl Sglang {
             }
             for (at, piece) in pieces {
                 so_far[at].push(piece);
-                // Each event has all of the output, or only the new part with incremental output.
-                let from = if self.options.incremental { so_far[at].len() - 1 } else { 0 };
-                let mut event = self.told(&batch.sequences[at], &so_far[at], &settings[at], from);
+                // Each event has all of the output.
+                let mut event = self.told(&batch.sequences[at], &so_far[at], &settings[at]);
                 if many {
                     event["index"] = json!(at);
                 }
@@ -191,10 +190,10 @@ impl Sglang {
         out.end().await
     }
 
-    /// The answer for a sequence, with its output from token `from` on.
-    fn told(&self, sequence: &Sequence, pieces: &[Piece], settings: &OutputSettings, from: usize) -> Value {
-        let output: Vec<u32> = pieces.iter().skip(from).map(|piece| piece.token).collect();
-        let text: String = pieces.iter().skip(from).map(|piece| piece.text.as_str()).collect();
+    /// The answer for a sequence.
+    fn told(&self, sequence: &Sequence, pieces: &[Piece], settings: &OutputSettings) -> Value {
+        let output: Vec<u32> = pieces.iter().map(|piece| piece.token).collect();
+        let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
         let completion = sequence.output().len();
         let mut meta = json!({"id": settings.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
             "weight_version": self.house.weight_version(), "weight_versions": self.weight_versions(completion),
@@ -204,7 +203,7 @@ impl Sglang {
         if settings.logprobs {
             let inputs = self.input_logprobs(sequence, settings);
             meta.as_object_mut().expect("an object").extend(inputs);
-            let rows = pieces.iter().skip(from).map(|piece| (piece.token, told_row(piece)));
+            let rows = pieces.iter().map(|piece| (piece.token, told_row(piece)));
             let rows: Vec<(u32, &Row)> = rows.collect();
             let own = |&(token, row): &(u32, &Row)| self.entry(token, row, settings);
             meta["output_token_logprobs"] = rows.iter().map(own).collect();
