@@ -139,20 +139,15 @@ async fn converse<E: Engine>(stream: TcpStream, engine: Arc<E>, state: &watch::S
             if let Some(parent) = request.get("traceparent") {
                 tally.traced.push((request.path.clone(), parent.to_owned()));
             }
-            tally.bytes_in += request.body.len() as u64;
         });
         house.came(&request);
         let last = request.get("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
         out.begin(house.faults.note(&request));
-        let before = out.bytes;
         let answered = tokio::select! {
             sent = answer(&*engine, request, &mut out, state) => Some(sent),
             () = reader.closed() => None,
         };
-        house.note(|tally| {
-            tally.bytes_out += out.bytes - before;
-            tally.cancelled += usize::from(answered.is_none());
-        });
+        house.note(|tally| tally.cancelled += usize::from(answered.is_none()));
         if answered != Some(Ok(())) || last {
             return;
         }

@@ -141,48 +141,6 @@ async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_is_not_eligible_is_passed_through_with_its_reason() {
-    let house = House::build(Setup::default()).await;
-    let with = |fields: Value| {
-        let mut ask = ask(Route::Completions, false);
-        ask.fields.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        ask
-    };
-    let two = json!({"n": 2, "temperature": 0});
-    let drawn = json!({"n": 2, "temperature": 0.9, "seed": 7});
-    let listed = json!({"logprobs": 1});
-    for (fields, reason) in
-        [(json!({"echo": true}), "parameter"), (listed, "parameter"), (two, "choices"), (drawn, "choices")]
-    {
-        let ask = with(fields);
-        let answer = house.through(&ask, "x").await;
-        assert_eq!(answer.plain, house.direct(&ask).await.plain);
-        let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(headers, (Some("passthrough"), Some(reason)));
-        assert!(
-            house
-                .metric(&format!("foretell_requests_total{{path=\"passthrough\",reason=\"{reason}\"}}"))
-                .await
-                > 0.5
-        );
-    }
-    let models = get(house.front(), "/v1/models").await;
-    assert_eq!(models.head.get("x-foretell-path"), Some("passthrough"));
-    assert_eq!(models.json(), get(house.target.address, "/v1/models").await.json());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beyond_the_limit_of_sessions_requests_are_passed_through() {
-    let house = House::build(Setup { more: "limits: { sessions: 0 }\n".into(), ..Setup::default() }).await;
-    for ask in Ask::all(&ask(Route::Chat, false).fields) {
-        let answer = house.through(&ask, "one too many").await;
-        assert_eq!(answer.plain, house.direct(&ask).await.plain);
-        let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(headers, (Some("passthrough"), Some("sessions")));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
     let house = House::build(Setup::default()).await;
     for (at, ask) in Ask::all(&ask(Route::Chat, false).fields).iter().enumerate() {
@@ -342,46 +300,6 @@ async fn a_whole_answer_is_not_measured_as_a_stream() {
         assert!(verifying > 0.0, "{session}");
         assert!(stream || ms(session, "first_byte_ms") >= verifying, "{session}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
-    let dir = tempfile::tempdir().unwrap();
-    let more = format!("policies: {{ dir: {:?} }}\n", dir.path());
-    let house = House::build(Setup { more, ..Setup::default() }).await;
-    assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "1", "from the start");
-    let file = dir.path().join("a.yaml");
-    std::fs::write(&file, FORCED.replace("name: forced", "name: other\nmode: plain")).unwrap();
-    let done = send(house.admin(), "/api/reload", "", &json!({})).await;
-    assert_eq!(done.head.status(), 200, "{}", done.text());
-    let named = policy(&house).await;
-    assert!(named.starts_with("other@"), "{named}");
-    let ask = ask(Route::Completions, false);
-    let answer = house.through(&ask, "reloaded").await;
-    assert_eq!(header(&answer, "x-foretell-policy"), Some(named.as_str()));
-    assert_eq!(
-        (&answer.foretell()["path"], &answer.foretell()["reason"]),
-        (&json!("plain"), &json!("policy"))
-    );
-
-    std::fs::write(&file, "version: 1\nname: other\ngamma: { max: 99 }\ndrafters: [{ kind: modle }]\n")
-        .unwrap();
-    let refused = send(house.admin(), "/api/reload", "", &json!({})).await;
-    assert_eq!(refused.head.status(), 422);
-    let errors = refused.json();
-    let errors = errors["errors"].as_array().unwrap();
-    assert_eq!(errors.len(), 2, "{errors:?}");
-    for (error, (line, path)) in errors.iter().zip([(3, "gamma.max"), (4, "drafters[0].kind")]) {
-        assert_eq!(error["file"], json!(file.display().to_string()));
-        assert_eq!((&error["line"], &error["path"]), (&json!(line), &json!(path)), "{error}");
-        assert!(error["message"].as_str().unwrap().contains("allowed"), "{error}");
-    }
-    assert_eq!(policy(&house).await, named, "the last good set stays");
-    assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "0");
-    let policies = get(house.admin(), "/api/policies").await.json();
-    assert_eq!(policies["policies"][0]["synchronized"], json!(false));
-    let answer = house.through(&ask, "still").await;
-    assert_eq!(answer.plain, house.direct(&ask).await.plain);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -129,17 +129,6 @@ async fn every_chunk_has_its_token_but_not_in_the_middle_of_a_character() {
 }
 
 #[tokio::test]
-async fn a_stream_of_several_prompts_has_a_mark_for_each_beginning() {
-    let fake = llama(|_| {}).await;
-    let mut request = body(json!([prompt(20), prompt(21)]), 1);
-    request["stream"] = json!(true);
-    let all = events(fake.address, NATIVE, request).await;
-    assert_eq!(all[0], "null");
-    let finals: Vec<Value> = parsed(&all).into_iter().filter(|event| event["stop"] == true).collect();
-    assert_eq!(finals.iter().map(|event| event["index"].clone()).collect::<Vec<_>>(), [json!(0), json!(1)]);
-}
-
-#[tokio::test]
 async fn defaults_are_the_servers_own_and_in_props() {
     let fake = llama(|_| {}).await;
     let told = get(fake.address, "/props").await.json()["default_generation_settings"]["params"].clone();
@@ -199,14 +188,8 @@ async fn accepted_and_refused_inputs_are_those_of_the_real_server() {
         request.as_object_mut().unwrap().extend(fine.as_object().unwrap().clone());
         assert_eq!(status("/v1/completions", request).await, 200, "{fine}");
     }
-    assert_eq!(status(NATIVE, body(vec![9000], 1)).await, 400);
-    assert_eq!(status(NATIVE, json!({"n_predict": 1})).await, 400);
-    assert_eq!(status("/v1/completions", json!({"prompt": "a", "max_tokens": "many"})).await, 400);
     let long = call(fake.address, NATIVE, &body(prompt(64), 1)).await.json()["error"].clone();
     assert_eq!((&long["type"], &long["n_prompt_tokens"]), (&json!("exceed_context_size_error"), &json!(64)));
-    let broken = Wire::connect(fake.address).await.ask(post(NATIVE, "", b"{not json")).await;
-    assert_eq!(broken.head.status(), 500);
-    assert_eq!(get(fake.address, "/version").await.head.status(), 404);
     // A full context ends the output, and the answer reports it.
     let full = ask(fake.address, NATIVE, body(prompt(60), 100)).await;
     assert_eq!((&full["truncated"], &full["tokens_predicted"]), (&json!(true), &json!(4)));
@@ -230,13 +213,6 @@ async fn openai_routes_have_no_ids_and_the_usage_of_the_first_prompt() {
     let all = parsed(&all);
     assert!(all[0]["choices"][0]["logprobs"]["content"][0]["id"].is_u64());
     assert_eq!(all.last().unwrap()["usage"]["completion_tokens"], 2);
-    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0, "stream": true});
-    let all = parsed(&events(fake.address, "/v1/chat/completions", chat).await);
-    assert_eq!(all[0]["choices"][0]["delta"], json!({"role": "assistant", "content": null}));
-    assert_eq!(
-        all.last().unwrap()["choices"][0],
-        json!({"finish_reason": "length", "index": 0, "delta": {}})
-    );
 }
 
 #[tokio::test]

@@ -266,15 +266,6 @@ async fn load_is_shown_and_metrics_are_behind_a_flag() {
 }
 
 #[tokio::test]
-async fn words_go_in_and_come_out() {
-    let fake = sglang(|_| {}).await;
-    let one = ask(fake.address, "/tokenize", json!({"prompt": "a house"})).await;
-    assert_eq!(one["count"], one["tokens"].as_array().unwrap().len());
-    let text = ask(fake.address, "/detokenize", json!({"tokens": one["tokens"]})).await;
-    assert_eq!(text, json!({"text": "a house"}));
-}
-
-#[tokio::test]
 async fn output_logprobs_are_processed_unless_all_is_greedy() {
     let fake = sglang(|_| {}).await;
     let logprob = async |temperature: f64, bias: Value| {
