@@ -253,16 +253,6 @@ async fn without_a_workload_there_are_tasks_for_the_model_that_the_server_lists(
     assert!(through.seen.lock().unwrap().iter().any(|body| body["model"] == "own"));
 }
 
-#[tokio::test]
-async fn a_bad_line_of_a_workload_is_named() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("w.jsonl");
-    std::fs::write(&path, "{\"route\":\"chat\",\"body\":{}}\nnonsense\n").unwrap();
-    let error = foretell::bench::workload::Workload::read(&path).unwrap_err().to_string();
-    let wanted = format!("{}:2: column 2: expected ident; expected {{\"route\": ", path.display());
-    assert!(error.starts_with(&wanted), "{error}");
-}
-
 #[rstest]
 #[case(&["--direct", "ftp://a", "--through", "http://b", "--workload", "w"])]
 #[case(&["--direct", "http://a", "--through", "http://b", "--workload", "w", "--require", "w.speed>=1"])]

@@ -441,13 +441,6 @@ fn policies_are_read_in_the_order_of_their_file_names() {
 }
 
 #[test]
-fn without_policy_files_the_built_in_one_is_there() {
-    let folder = tempfile::tempdir().unwrap();
-    let loaded = load_from(folder.path(), "version: 1").unwrap();
-    assert_eq!(loaded.policies.policies()[0].name, "default");
-}
-
-#[test]
 fn errors_of_several_files_are_reported_at_once() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");

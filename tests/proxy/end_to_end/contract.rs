@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
-use super::house::{Answer, Ask, FORCED, House, Setup, events, get, metric, send};
+use super::house::{Answer, Ask, House, Setup, events, get, metric, send};
 use super::middlebox::{Fate, Fault, Kind};
 use crate::wire::{PATIENCE, Wire, post};
 
@@ -102,28 +102,6 @@ async fn a_stream_reports_its_policy_in_the_head_and_the_rest_in_usage_and_trail
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_without_usage_has_none_and_the_events_of_the_backend() {
-    let house = House::build(Setup::default()).await;
-    for route in [Route::Completions, Route::Chat] {
-        for wish in ["", "x-foretell: plain\r\n"] {
-            let mut body = ask(route, true).body();
-            body.as_object_mut().unwrap().shift_remove("stream_options");
-            let request = post(route.path(), wish, body.to_string().as_bytes());
-            let through = events(&Wire::connect(house.front()).await.ask(&request).await);
-            let direct = events(&Wire::connect(house.target.address).await.ask(&request).await);
-            let keys = |event: &Value| event.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-            for event in &through {
-                assert_eq!(keys(event), keys(&direct[1]));
-                assert_eq!(event["choices"].as_array().unwrap().len(), 1);
-                let choice = &event["choices"][0];
-                assert!(choice.get("token_ids").is_none() && choice.get("prompt_token_ids").is_none());
-                assert_eq!(event["id"], through[0]["id"]);
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
     let house = House::build(Setup::default()).await;
     let plain = ask(Route::Chat, false);
@@ -163,31 +141,6 @@ async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
         assert!(answer.json()["error"]["code"].is_string(), "{}", answer.text());
     }
     House::assert_calm();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mode_observe_keeps_requests_plain_and_off_passes_them_through() {
-    let house = House::build(Setup { more: "mode: observe\n".into(), ..Setup::default() }).await;
-    for ask in Ask::all(&ask(Route::Chat, false).fields) {
-        let plain = house.direct(&ask).await;
-        for (mode, path, reason) in [
-            ("observe", "plain", json!("observe")),
-            ("off", "passthrough", Value::Null),
-            ("auto", "speculated", Value::Null),
-        ] {
-            set_mode(&house, mode).await;
-            let answer = house.through(&ask, mode).await;
-            assert_eq!(answer.plain, plain.plain, "{mode}");
-            if path == "passthrough" {
-                assert_eq!(header(&answer, "x-foretell-path"), Some(path));
-                assert_eq!(header(&answer, "x-foretell-reason"), Some("off"));
-            } else {
-                let foretell = answer.foretell();
-                assert_eq!((&foretell["path"], &foretell["reason"]), (&json!(path), &reason), "{mode}");
-                assert_eq!(foretell["rounds"].as_u64().unwrap() > 0, mode == "auto");
-            }
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
