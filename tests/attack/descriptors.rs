@@ -50,21 +50,14 @@ fn hold(proxy: &Proxy, say: &[u8]) -> Vec<TcpStream> {
 }
 
 #[test]
-fn silent_connections_block_no_client() {
-    let backend = Backend::plain();
-    let proxy = start(&backend);
-    let held = hold(&proxy, b"");
-    all_are_answered(&proxy);
-    drop(held);
-}
-
-#[test]
-fn idle_connections_block_no_client() {
-    let backend = Backend::plain();
-    let proxy = start(&backend);
-    let held = hold(&proxy, &get("/", ""));
-    all_are_answered(&proxy);
-    drop(held);
+fn silent_and_idle_connections_block_no_client() {
+    for say in [Vec::new(), get("/", "")] {
+        let backend = Backend::plain();
+        let proxy = start(&backend);
+        let held = hold(&proxy, &say);
+        all_are_answered(&proxy);
+        drop(held);
+    }
 }
 
 /// The proxy waits for the rest of a head, but no longer than `timeouts.header`.

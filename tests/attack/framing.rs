@@ -75,6 +75,7 @@ fn a_request_that_two_readers_could_take_differently_is_refused() {
     let proxy = before(&backend);
     let chunked =
         |coding: &str| format!("POST /bad HTTP/1.1\r\nhost: a\r\n{coding}\r\n2\r\n{{}}\r\n0\r\n\r\n");
+    let bad = |rest: &str| format!("POST /bad HTTP/1.1\r\nhost: a\r\n{rest}");
     let cases = [
         (400, "GET /bad HTTP/1.1\r\n\r\n".to_owned()),
         (400, "GET /bad HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n".to_owned()),
@@ -91,7 +92,14 @@ fn a_request_that_two_readers_could_take_differently_is_refused() {
         (501, chunked("transfer-encoding: gzip, chunked\r\n")),
         (501, chunked("transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n")),
         (400, chunked("transfer-encoding: gzip\r\n")),
+        (400, chunked("transfer-encoding: xchunked\r\n")),
+        (400, chunked("transfer-encoding: chunked, gzip\r\n")),
         (400, "POST /bad HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".to_owned()),
+        (400, bad("content-length: 1\r\ncontent-length: 2\r\n\r\nab")),
+        (400, bad("content-length: -1\r\n\r\n")),
+        (400, bad("x-a : 1\r\n\r\n")),
+        (400, bad("x-a: 1\r\n b\r\n\r\n")),
+        (400, bad("x-a: \0\r\n\r\n")),
     ];
     for (wanted, request) in cases {
         let answer = ask(proxy.address, format!("{request}GET /canary HTTP/1.1\r\nhost: a\r\n\r\n"));
@@ -109,10 +117,10 @@ fn a_target_that_is_too_long_is_named_as_the_cause() {
         assert_eq!(answer.status(), 414, "{length}");
     }
     // The head has a separate limit.
-    let answer = ask(proxy.address, get("/", &format!("x-long: {}\r\n", "v".repeat(100_000))));
+    let answer = ask(proxy.address, get("/", &format!("x-long: {}\r\n", "v".repeat(40 << 10))));
     assert_eq!(answer.status(), 431);
     // So has the number of fields, in both versions of the protocol.
-    let fields: Vec<_> = (0..400).map(|n| (format!("x-{n}"), "v".to_owned())).collect();
+    let fields: Vec<_> = (0..101).map(|n| (format!("x-{n}"), "v".to_owned())).collect();
     let lines: Vec<_> = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let lines = lines.concat();
     assert_eq!(ask(proxy.address, get("/", &lines)).status(), 431);

@@ -180,6 +180,7 @@ fn a_head_that_two_readers_could_take_differently_is_refused() {
         &[(":authority", "api"), ("x-a", " b")],
         &[(":authority", "api"), ("x-a", "b ")],
         &[(":authority", "api"), ("x-a", "\tb")],
+        &[(":authority", "api"), ("x-a", " ")],
         &[(":authority", "api"), ("authorization", "Bearer a"), ("authorization", "Bearer b")],
     ] {
         assert_eq!(of(more), Outcome::Status(400), "{more:?}");

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -28,8 +27,6 @@ enum Fault {
     None,
     /// Two choices in every event, although one was requested.
     TwoChoices,
-    /// The first answer to a completion is cut after this many bytes of its body.
-    CutOnce(usize),
     /// Every token's id is repeated three times; the count is right.
     IdsThrice,
     /// Verify requests get an answer of another kind.
@@ -41,8 +38,6 @@ enum Fault {
 struct Toy {
     ids: [u64; 3],
     fault: Fault,
-    /// Completions so far.
-    asked: Arc<AtomicUsize>,
 }
 
 impl Toy {
@@ -50,7 +45,7 @@ impl Toy {
         let text = std::fs::read_to_string(VOCABULARY).expect("the bundled vocabulary");
         let vocabulary: Value = serde_json::from_str(&text).unwrap();
         let ids = LETTERS.map(|letter| vocabulary["model"]["vocab"][letter].as_u64().expect("a letter"));
-        Self { ids, fault, asked: Arc::default() }
+        Self { ids, fault }
     }
 
     fn start(self) -> Backend {
@@ -98,11 +93,10 @@ impl Toy {
         if let Some(prompts) = prompts.filter(|_| body["stream"] != true) {
             return self.result(wire, prompts);
         }
-        let position = self.asked.fetch_add(1, Ordering::Relaxed);
         let tokens = body["max_tokens"].as_u64().unwrap_or(16) as usize;
         let from = prompts.and_then(|prompts| prompts[0].as_array()).map_or(0, |ids| self.after(ids));
         if body["stream"] == true {
-            return self.stream(wire, from, tokens, position);
+            return self.stream(wire, from, tokens);
         }
         let text: String = (0..tokens).map(|n| LETTERS[(from + n) % 3]).collect();
         let choice =
@@ -120,7 +114,7 @@ impl Toy {
         self.ids.iter().position(|&id| id == last).map_or(0, |at| (at + 1) % 3)
     }
 
-    fn stream(&self, wire: &mut Wire, from: usize, tokens: usize, position: usize) -> bool {
+    fn stream(&self, wire: &mut Wire, from: usize, tokens: usize) -> bool {
         let mut events = String::new();
         for n in 0..tokens {
             let id = self.ids[(from + n) % 3];
@@ -142,16 +136,7 @@ impl Toy {
         }
         events.push_str("data: [DONE]\n\n");
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
-        match self.fault {
-            Fault::CutOnce(bytes) if position == 0 => {
-                wire.try_send(head);
-                if bytes > 0 {
-                    wire.try_send(chunk(&events[..bytes]));
-                }
-                false
-            }
-            _ => wire.try_send([head.as_bytes(), &chunk(events), b"0\r\n\r\n"].concat()),
-        }
+        wire.try_send([head.as_bytes(), &chunk(events), b"0\r\n\r\n"].concat())
     }
 
     /// One token after each prompt of ids.
@@ -394,16 +379,6 @@ fn a_level_that_is_none_is_a_bad_configuration() {
 }
 
 #[test]
-fn no_colours_go_into_a_file() {
-    let toy = Toy::new(Fault::None).start();
-    let proxy = before(toy.address, PLAIN_POLICY).and("observe: { log: text }").start();
-    proxy.knows("onnx");
-    assert_eq!(ask(proxy.address, completion("", 4, false)).status(), 200);
-    eventually("the request's line", || proxy.stderr().contains("plain").then_some(()));
-    assert!(!proxy.stderr().contains('\u{1b}'), "{}", proxy.stderr());
-}
-
-#[test]
 fn times_are_rounded_to_microseconds() {
     let toy = Toy::new(Fault::None).start();
     let proxy = before(toy.address, SPECULATING_POLICY).start();
@@ -456,18 +431,6 @@ fn a_session_has_the_time_of_its_log_line() {
     };
     assert_eq!(shape(time)[..19], shape(stamp.as_str().unwrap())[..19], "{time} {stamp}");
     assert!(time.ends_with('Z') && time[..16] <= stamp.as_str().unwrap()[..16], "{time} {stamp}");
-}
-
-#[test]
-fn a_drain_through_the_api_is_logged() {
-    let toy = Toy::new(Fault::None).start();
-    let mut proxy = before(toy.address, PLAIN_POLICY).start();
-    proxy.ready();
-    assert_eq!(proxy.admin_post("/api/drain", "").status(), 200);
-    line(&proxy, "a line says so", |line| {
-        line["message"].as_str().is_some_and(|said| said.contains("drain"))
-    });
-    assert_eq!(proxy.wait().code(), Some(0));
 }
 
 // -------------------------------------------------------------- The request's id
@@ -602,27 +565,6 @@ fn unrequested_choices_are_passed_through_or_refused() {
         let refused = text.contains("\"error\"") && text.contains("\"code\"");
         assert!(passthrough || refused, "stream {stream}: {} {text}", answer.line);
         assert!(answer.whole);
-    }
-}
-
-#[test]
-fn an_answer_cut_before_its_first_event_is_retried_once() {
-    for (cut, stream) in [(0, true), (0, false), (40, true), (40, false)] {
-        let toy = Toy::new(Fault::CutOnce(cut));
-        let asked = Arc::clone(&toy.asked);
-        let toy = toy.start();
-        let proxy = before(toy.address, SPECULATING_POLICY).start();
-        proxy.knows("onnx");
-        let answer = ask(proxy.address, completion("", 8, stream));
-        let (text, finish, _) = read(&answer);
-        let got = (answer.status(), answer.whole, text.as_str(), finish.as_str());
-        assert_eq!(
-            got,
-            (200, true, "abcabcab", Some("length")),
-            "cut {cut} stream {stream}: {}",
-            answer.text()
-        );
-        assert_eq!(asked.load(Ordering::Relaxed), 2, "once more, and no more");
     }
 }
 

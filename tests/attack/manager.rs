@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixDatagram;
 
 use crate::kit::{PATIENCE, Proxy, Start};
+use crate::ops_kit::log;
 
 /// An address without a listener; none is needed.
 const BACKENDS: &str = "backends: [{ name: b, replicas: [\"http://127.0.0.1:9\"] }]\n";
@@ -90,13 +91,15 @@ fn the_manager_is_notified_of_readiness_reloads_and_the_end() {
 }
 
 #[test]
-fn a_drain_through_the_api_is_notified_too() {
+fn a_drain_through_the_api_is_notified_and_logged_too() {
     let manager = Manager::new();
     let mut proxy = manager.starts(&[]);
     assert_eq!(manager.told()[0], "READY=1");
-    assert_eq!(proxy.admin_post("/api/drain", "").status() / 100, 2);
+    assert_eq!(proxy.admin_post("/api/drain", "").status(), 200);
     assert_eq!(manager.told()[0], "STOPPING=1");
     assert!(proxy.wait().success());
+    let said = |line: &serde_json::Value| line["message"].as_str().is_some_and(|said| said.contains("drain"));
+    assert!(log(&proxy).iter().any(said), "{}", proxy.stderr());
 }
 
 #[test]

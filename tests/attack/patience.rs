@@ -136,16 +136,6 @@ fn a_stuck_body_does_not_hold_the_drain() {
     assert!(proxy.wait().success());
 }
 
-/// Without current or recent connections no load balancer needs time to notice the drain.
-#[test]
-fn an_idle_proxy_ends_at_once() {
-    let backend = Backend::plain();
-    let mut proxy = Start::before(backend.address).start();
-    proxy.ready();
-    proxy.signal("TERM");
-    assert!(proxy.wait().success());
-}
-
 #[test]
 fn a_proxy_in_use_serves_on_until_balancers_have_noticed() {
     let backend = Backend::plain();

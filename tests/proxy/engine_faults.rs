@@ -2,7 +2,7 @@
 //! engine behind the real proxy. No hang, no panic and no wrong token: the text is that of the
 //! engine alone, or the answer says that it broke off.
 
-use crate::client::CONTROL_GROUP;
+use crate::client::{CONTROL_GROUP, FORCED};
 use std::time::Duration;
 
 use foretell::app::Running;
@@ -18,8 +18,6 @@ use crate::wire::{Message, PATIENCE, Wire, post};
 const COMPLETIONS: &str = "/v1/completions";
 const SCORE: &str = "/inference/v1/generate";
 const TABLE: &str = include_str!("../../docs/fleet.md");
-const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
-    gamma: { max: 8, fixed: 4 }\n";
 const TOKENS: u64 = 40;
 /// A text of the fake's own model, which makes it repeat itself.
 const PROMPT: &str = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n";

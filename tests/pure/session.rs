@@ -172,9 +172,12 @@ impl Desk {
         self.asks()
     }
 
+    fn piece(&mut self, id: ActionId, tokens: &[TokenId], parsed: Parsed) -> Vec<(ActionId, Action)> {
+        self.tell(id, Event::Token { tokens: tokens.to_vec(), parsed, tail: Tail::Open })
+    }
+
     fn token(&mut self, id: ActionId, token: TokenId) -> Vec<(ActionId, Action)> {
-        let text = Letters.push(token);
-        self.tell(id, Event::Token { tokens: vec![token], parsed: Parsed::content(text), tail: Tail::Open })
+        self.piece(id, &[token], Parsed::content(Letters.push(token)))
     }
 
     /// The first call, with its prompt "abcabc" reported.
@@ -503,13 +506,7 @@ fn doubt_means_the_backend_s_own_text_to_the_end() {
     let mut desk = desk();
     let plain = desk.plain();
     desk.tell(plain, Event::Doubt);
-    assert_eq!(
-        desk.tell(
-            plain,
-            Event::Token { tokens: vec![0, 1], parsed: Parsed::content("anything".into()), tail: Tail::Open }
-        ),
-        []
-    );
+    assert_eq!(desk.piece(plain, &[0, 1], Parsed::content("anything".into())), []);
     let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
     assert_eq!((end.finish, end.speculated), (Some(Finish::Stop), false));
     assert_eq!(desk.text, "anything");
@@ -520,16 +517,9 @@ fn text_withheld_by_a_parser_is_never_speculated_on() {
     let mut desk = desk();
     let plain = desk.plain();
     for token in 0..4 {
-        assert_eq!(
-            desk.tell(
-                plain,
-                Event::Token { tokens: vec![token], parsed: Parsed::default(), tail: Tail::Open }
-            ),
-            []
-        );
+        assert_eq!(desk.piece(plain, &[token], Parsed::default()), []);
     }
-    let asked = desk
-        .tell(plain, Event::Token { tokens: vec![4], parsed: Parsed::content("e".into()), tail: Tail::Open });
+    let asked = desk.piece(plain, &[4], Parsed::content("e".into()));
     assert_eq!((asked, desk.session.summary().reason), (vec![], Some(PlainReason::UntrustedIds)));
 }
 
@@ -544,11 +534,10 @@ fn call(name: Option<&str>, arguments: &str) -> Parsed {
 fn a_call_goes_on_where_the_backend_left_off() {
     let mut desk = Desk::parsed();
     let plain = desk.plain();
-    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
     // The backend's call lags behind the tokens: nothing else is known to be withheld.
-    assert_eq!(desk.tell(plain, event(23, Parsed::default())), []);
+    assert_eq!(desk.piece(plain, &[23], Parsed::default()), []);
     assert_eq!(desk.session.summary().reason, Some(PlainReason::HeldBackText));
-    let asked = desk.tell(plain, event(0, call(Some("f"), "a")));
+    let asked = desk.piece(plain, &[0], call(Some("f"), "a"));
     let Some((verify, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
     let first = draft.nodes().first().map(|node| node.token).unwrap_or_default();
     desk.tell(*verify, rows(&[first, 24, 24]));
@@ -561,8 +550,7 @@ fn a_call_goes_on_where_the_backend_left_off() {
 fn an_output_that_stops_behind_a_call_ends_for_it() {
     let mut desk = Desk::parsed();
     let plain = desk.plain();
-    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
-    let asked = desk.tell(plain, event(23, call(Some("f"), "")));
+    let asked = desk.piece(plain, &[23], call(Some("f"), ""));
     let Some((verify, Action::Verify(..))) = asked.last() else { panic!("{asked:?}") };
     let end = summary(&desk.tell(*verify, rows(&[25])));
     assert_eq!(end.finish, Some(Finish::ToolCalls));
@@ -572,9 +560,8 @@ fn an_output_that_stops_behind_a_call_ends_for_it() {
 fn parts_that_differ_end_speculation() {
     let mut desk = Desk::parsed();
     let plain = desk.plain();
-    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
-    assert_eq!(desk.tell(plain, event(23, Parsed::content("x".into()))), []);
-    assert_eq!(desk.tell(plain, event(0, call(Some("g"), "a"))), []);
+    assert_eq!(desk.piece(plain, &[23], Parsed::content("x".into())), []);
+    assert_eq!(desk.piece(plain, &[0], call(Some("g"), "a")), []);
     assert_eq!(desk.session.summary().reason, Some(PlainReason::Parser));
     let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
     assert_eq!((end.doubted, end.parsed), (Some(Doubted::Parser), None));
@@ -586,9 +573,8 @@ fn parts_that_cannot_be_told_are_neither_alike_nor_different() {
         start.parser = Some(Box::new(|_| Some(Box::new(Calls { unsure: true, ..Calls::default() }))));
     });
     let plain = desk.plain();
-    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
-    assert_eq!(desk.tell(plain, event(23, call(Some("f"), ""))), []);
-    assert_eq!(desk.tell(plain, event(0, Parsed::default())), []);
+    assert_eq!(desk.piece(plain, &[23], call(Some("f"), "")), []);
+    assert_eq!(desk.piece(plain, &[0], Parsed::default()), []);
     let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
     assert_eq!((end.doubted, end.parsed, end.speculated), (None, None, false));
 }
@@ -599,9 +585,8 @@ fn a_whole_answer_that_was_parsed_alike_says_so() {
         start.parser = Some(Box::new(|_| Some(Box::<Calls>::default())));
     });
     let plain = desk.plain();
-    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
-    desk.tell(plain, event(23, call(Some("f"), "")));
-    desk.tell(plain, event(0, call(None, "a")));
+    desk.piece(plain, &[23], call(Some("f"), ""));
+    desk.piece(plain, &[0], call(None, "a"));
     let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
     assert_eq!((end.doubted, end.parsed), (None, Some(PartsSeen { reasoning: false, calls: true })));
 }
@@ -643,10 +628,7 @@ fn text_withheld_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
     for (hold, token) in [(StopBuffer::Beginning, 1), (StopBuffer::Longest, 4)] {
         let mut desk = Desk::new(rules(), ending(hold));
         let plain = desk.plain();
-        let asked = desk.tell(
-            plain,
-            Event::Token { tokens: vec![0, token], parsed: Parsed::content("a".into()), tail: Tail::Open },
-        );
+        let asked = desk.piece(plain, &[0, token], Parsed::content("a".into()));
         assert!(
             matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]),
             "{hold:?}: {asked:?}"

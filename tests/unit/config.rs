@@ -426,20 +426,6 @@ fn the_mode_is_that_of_the_flag_then_of_the_variable_then_of_the_file() {
 }
 
 #[test]
-fn a_mode_of_the_other_kind_of_file_is_refused_with_its_name_here() {
-    let told = lines(&process::parse("f", "version: 1\nmode: shadow\n").unwrap_err());
-    assert!(
-        told.ends_with("got \"shadow\"; did you mean observe (shadow is a mode of policies)?\n"),
-        "{told}"
-    );
-    let told = lines(&policy::parse("f", "version: 1\nname: x\nmode: observe\n").unwrap_err());
-    assert!(
-        told.ends_with("got \"observe\"; did you mean shadow (observe is a mode of the config file)?\n"),
-        "{told}"
-    );
-}
-
-#[test]
 fn policies_are_read_in_the_order_of_their_file_names() {
     let folder = tempfile::tempdir().unwrap();
     for (file, name) in [
@@ -457,13 +443,6 @@ fn policies_are_read_in_the_order_of_their_file_names() {
     let headers = HeaderMap::new();
     let first = loaded.policies.first_match(&subject(&headers)).known().flatten();
     assert_eq!(first.unwrap().name, "early");
-}
-
-#[test]
-fn without_policy_files_the_built_in_one_is_there() {
-    let folder = tempfile::tempdir().unwrap();
-    let loaded = load_from(folder.path(), "version: 1").unwrap();
-    assert_eq!(loaded.policies.policies()[0].name, "default");
 }
 
 #[test]
@@ -824,40 +803,6 @@ fn the_examples_pass_wherever_they_are_copied_to() {
         assert!(loaded.is_ok(), "{}: {:?}", example.display(), loaded.err());
         assert!(!text.contains("$schema"), "{}: a reference that breaks elsewhere", example.display());
     }
-}
-
-/// 200 files, truncated or with one byte changed: each is applied as a whole or changes nothing.
-#[test]
-fn a_damaged_file_is_taken_whole_or_not_at_all() {
-    let good = include_str!("../../policies/examples/ide-code.yaml");
-    let process = process_of("");
-    let read = |text: &[u8]| {
-        let text = String::from_utf8(text.to_vec()).map_err(|_| Vec::new())?;
-        parse_policies(&[("a.yaml".to_owned(), text)], &process)
-    };
-    let store = PolicyStore::new(read(good.as_bytes()).unwrap());
-    let mut rng = foretell_core::units::SplitMix64::new(10);
-    let (mut taken, mut refused) = (0, 0);
-    for round in 0..200 {
-        let mut bytes = good.as_bytes().to_vec();
-        let at = rng.below(bytes.len() as u64) as usize;
-        if round % 2 == 0 {
-            bytes.truncate(at);
-        } else {
-            bytes[at] = rng.below(256) as u8;
-        }
-        let before = store.current().policies()[0].label();
-        if let Ok(policies) = store.reload(|| read(&bytes), |_| Ok(())) {
-            taken += 1;
-            let whole = read(&bytes).unwrap();
-            assert_eq!((policies.policies(), policies.policies().len()), (whole.policies(), 1));
-            assert_eq!(store.current().policies()[0].label(), whole.policies()[0].label());
-        } else {
-            refused += 1;
-            assert_eq!(store.current().policies()[0].label(), before);
-        }
-    }
-    assert!(taken > 10 && refused > 10, "{taken} taken, {refused} refused");
 }
 
 proptest! {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use foretell_fakes::{Defaults, Engine, Fake, Pace, Setup, Temper};
+use foretell_fakes::{Engine, Fake, Pace, Setup, Temper};
 use foretell_fakes::{hosted, llamacpp, passthrough, sglang, vllm};
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -39,26 +39,12 @@ struct Arguments {
     /// Microseconds per token that a step computes.
     #[arg(long, default_value_t = 0)]
     per_token_us: u64,
-    /// Microseconds from a client's disconnect to the end of its sequences.
-    #[arg(long, default_value_t = 0)]
-    cancel_us: u64,
     /// Name of the model.
     #[arg(long, default_value = "toy")]
     model: String,
-    /// Longest context.
-    #[arg(long)]
-    max_len: Option<usize>,
-    /// Tokens per block or page of the cache.
-    #[arg(long)]
-    block: Option<usize>,
     /// One row in this number prefers the end of text; 0 for never.
     #[arg(long, default_value_t = 400)]
     eos_every: u64,
-    /// The model's own temperature and repetition penalty.
-    #[arg(long)]
-    temperature: Option<f64>,
-    #[arg(long)]
-    repetition_penalty: Option<f64>,
     /// vLLM: version.
     #[arg(long, default_value = "0.33.0")]
     version: String,
@@ -68,9 +54,6 @@ struct Arguments {
     /// vLLM: `--enable-prompt-tokens-details`.
     #[arg(long)]
     prompt_tokens_details: bool,
-    /// SGLang: `--enable-deterministic-inference`.
-    #[arg(long)]
-    deterministic: bool,
     /// SGLang and llama-server: `--enable-metrics`, `--metrics`.
     #[arg(long)]
     metrics: bool,
@@ -88,17 +71,10 @@ impl Arguments {
         setup.pace = Pace {
             step: Duration::from_micros(self.pace_us),
             per_token: Duration::from_micros(self.per_token_us),
-            cancel: Duration::from_micros(self.cancel_us),
+            ..Pace::default()
         };
-        setup.max_len = self.max_len.unwrap_or(setup.max_len);
-        setup.block = self.block.unwrap_or(setup.block);
         setup.temper =
             Temper { eos_every: Some(self.eos_every).filter(|every| *every > 0), ..Temper::default() };
-        setup.defaults = Defaults {
-            temperature: self.temperature,
-            repetition_penalty: self.repetition_penalty,
-            ..Defaults::default()
-        };
     }
 
     async fn passed(&self, kind: passthrough::Kind) {
@@ -128,7 +104,6 @@ async fn main() {
         Kind::Sglang => {
             let mut options = sglang::Options::default();
             arguments.fill(&mut options.setup);
-            options.deterministic = arguments.deterministic;
             options.metrics = arguments.metrics;
             arguments.serve(sglang::Sglang::new(options)).await;
         }
@@ -146,9 +121,9 @@ async fn main() {
         Kind::Ollama => arguments.passed(passthrough::Kind::Ollama).await,
         Kind::Mlx => arguments.passed(passthrough::Kind::Mlx).await,
         Kind::Hosted => {
-            let mut options = hosted::Options::default();
-            arguments.fill(&mut options.setup);
-            arguments.serve(hosted::Hosted::new(options)).await;
+            let mut setup = Setup::default();
+            arguments.fill(&mut setup);
+            arguments.serve(hosted::Hosted::new(setup)).await;
         }
     }
 }

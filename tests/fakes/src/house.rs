@@ -70,8 +70,6 @@ pub struct Tally {
     pub finished: usize,
     /// Calls whose client disconnected before the answer was complete.
     pub cancelled: usize,
-    pub bytes_in: u64,
-    pub bytes_out: u64,
 }
 
 impl Tally {

@@ -127,13 +127,11 @@ pub struct Out {
     writer: OwnedWriteHalf,
     pub fault: Option<Fault>,
     events: usize,
-    /// Bytes written on this connection.
-    pub bytes: u64,
 }
 
 impl Out {
     pub fn new(writer: OwnedWriteHalf) -> Self {
-        Self { writer, fault: None, events: 0, bytes: 0 }
+        Self { writer, fault: None, events: 0 }
     }
 
     pub fn writer(&mut self) -> &mut OwnedWriteHalf {
@@ -147,7 +145,6 @@ impl Out {
     }
 
     pub async fn send(&mut self, bytes: &[u8]) -> Sent {
-        self.bytes += bytes.len() as u64;
         self.writer.write_all(bytes).await.map_err(|_| Gone)
     }
 

@@ -38,7 +38,7 @@ mod words;
 pub use fault::{Fault, When};
 pub use freezer::Freezer;
 pub use house::{Defaults, House, Load, Pace, Setup, Tally};
-pub use server::{Alternating, Engine, Fake, Front, Switch};
+pub use server::{Engine, Fake, Front, Switch};
 pub use toy::{Temper, Toy};
 
 /// A token id of the vocabulary.

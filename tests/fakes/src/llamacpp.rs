@@ -8,7 +8,6 @@ mod params;
 mod slots;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -25,20 +24,10 @@ pub use slots::Slots;
 pub struct Options {
     /// `-np`
     pub slots: usize,
-    /// `-kvu`: idle slots are cleared, not only saved, when a task starts.
-    pub unified: bool,
     /// `--cache-idle-slots`, on by default.
     pub cache_idle_slots: bool,
     /// `--metrics`
     pub metrics: bool,
-    /// No `--no-slots`.
-    pub slots_endpoint: bool,
-    /// Interval of keep-alive comments on a silent stream.
-    pub ping: Duration,
-    /// `--seed`; `None` is random.
-    pub seed: Option<u32>,
-    /// `--repeat-last-n`
-    pub repeat_last_n: usize,
     /// `--reverse-prompt`: stop texts of a request that names none.
     pub stop: Vec<String>,
     pub setup: Setup,
@@ -48,13 +37,8 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             slots: 4,
-            unified: true,
             cache_idle_slots: true,
             metrics: false,
-            slots_endpoint: true,
-            ping: Duration::from_secs(30),
-            seed: None,
-            repeat_last_n: 64,
             stop: Vec::new(),
             setup: Setup { max_len: 4096, ..Setup::default() },
         }
@@ -101,7 +85,7 @@ impl Llama {
     pub fn new(mut options: Options) -> Self {
         options.setup.max_running = options.slots;
         let house = House::new(options.setup.clone());
-        let slots = Arc::new(Slots::new(options.slots, options.cache_idle_slots, options.unified));
+        let slots = Arc::new(Slots::new(options.slots, options.cache_idle_slots));
         Self { house, options, slots }
     }
 

@@ -139,20 +139,15 @@ async fn converse<E: Engine>(stream: TcpStream, engine: Arc<E>, state: &watch::S
             if let Some(parent) = request.get("traceparent") {
                 tally.traced.push((request.path.clone(), parent.to_owned()));
             }
-            tally.bytes_in += request.body.len() as u64;
         });
         house.came(&request);
         let last = request.get("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
         out.begin(house.faults.note(&request));
-        let before = out.bytes;
         let answered = tokio::select! {
             sent = answer(&*engine, request, &mut out, state) => Some(sent),
             () = reader.closed() => None,
         };
-        house.note(|tally| {
-            tally.bytes_out += out.bytes - before;
-            tally.cancelled += usize::from(answered.is_none());
-        });
+        house.note(|tally| tally.cancelled += usize::from(answered.is_none()));
         if answered != Some(Ok(())) || last {
             return;
         }
@@ -318,29 +313,5 @@ impl Drop for Switch {
 impl Drop for Front {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-/// Several engines behind one address, every request to the next, on any connection.
-pub struct Alternating<E: Engine> {
-    pub engines: Vec<Arc<E>>,
-    next: AtomicUsize,
-}
-
-impl<E: Engine> Alternating<E> {
-    pub fn of(engines: Vec<Arc<E>>) -> Self {
-        Self { engines, next: AtomicUsize::new(0) }
-    }
-}
-
-impl<E: Engine> Engine for Alternating<E> {
-    /// The first engine's, which holds the faults and counters of the address.
-    fn house(&self) -> &Arc<House> {
-        self.engines[0].house()
-    }
-
-    fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
-        let next = self.next.fetch_add(1, Ordering::SeqCst);
-        self.engines[next % self.engines.len()].serve(request, out)
     }
 }

@@ -26,21 +26,10 @@ pub struct Options {
     pub deterministic: bool,
     /// `--enable-metrics`
     pub metrics: bool,
-    /// `--incremental-streaming-output`
-    pub incremental: bool,
-    /// `--preferred-sampling-params`: shown by `/model_info`, used by `/generate`.
-    pub preferred: Value,
-    /// `--enable-cache-report`: the OpenAI routes report cached tokens.
-    pub cache_report: bool,
-    /// `--sampling-defaults`: `model` gives the chat route the defaults of the model's files,
-    /// `openai` does not.
-    pub sampling_defaults: &'static str,
     /// Whole chats have ids if they are asked for; older servers ignore that.
     pub chat_ids: bool,
     /// `--load-snapshot-publish-interval`: steps of decoding between two publications of the load.
     pub publish_interval: usize,
-    /// `--speculative-algorithm`
-    pub speculative: Option<&'static str>,
     /// The block of the setup is the page size; 0 is `--disable-radix-cache`.
     pub setup: Setup,
 }
@@ -50,13 +39,8 @@ impl Default for Options {
         Self {
             deterministic: false,
             metrics: false,
-            incremental: false,
-            preferred: Value::Null,
-            cache_report: false,
-            sampling_defaults: "model",
             chat_ids: true,
             publish_interval: 15,
-            speculative: None,
             setup: Setup { block: 1, blocks: 262_144, ..Setup::default() },
         }
     }
@@ -120,8 +104,8 @@ impl Sglang {
             }
             ("GET", "/model_info" | "/get_model_info") => Ok(self.model_info()),
             ("GET", "/v1/models") => Ok(self.models()),
-            ("POST", "/tokenize" | "/v1/tokenize") => self.tokenize(&request),
-            ("POST", "/detokenize" | "/v1/detokenize") => self.detokenize(&request),
+            ("POST", "/tokenize") => self.tokenize(&request),
+            ("POST", "/detokenize") => self.detokenize(&request),
             ("POST" | "PUT", "/generate") => return self.generate(&request, out).await,
             ("POST", "/v1/completions") => return self.completions(&request, out).await,
             ("POST", "/v1/chat/completions") => return self.chat(&request, out).await,

@@ -63,8 +63,6 @@ impl Context {
 pub struct Temper {
     /// One row in this number prefers the end of text; `None` for never.
     pub eos_every: Option<u64>,
-    /// One row in this number has two tokens with exactly the same top logit.
-    pub tie_every: Option<u64>,
     /// The punctuation of JSON and numbers are likely everywhere, each of them at its own places.
     pub punctuates: bool,
     /// Seed of the model.
@@ -73,7 +71,7 @@ pub struct Temper {
 
 impl Default for Temper {
     fn default() -> Self {
-        Self { eos_every: Some(400), tie_every: None, punctuates: false, seed: 0 }
+        Self { eos_every: Some(400), punctuates: false, seed: 0 }
     }
 }
 
@@ -196,11 +194,6 @@ impl Toy {
         let fate = rng::hash(whole, 5, 0, 0);
         if self.temper.eos_every.is_some_and(|every| fate.is_multiple_of(every)) {
             logits[self.eos() as usize] = 18.0;
-        }
-        if self.temper.tie_every.is_some_and(|every| (fate >> 20).is_multiple_of(every)) {
-            let top = logits.iter().copied().fold(f32::MIN, f32::max);
-            let twin = if logits[pick(0)] < top { pick(0) } else { pick(1) };
-            logits[twin] = top;
         }
         Row(logits)
     }

@@ -54,8 +54,6 @@ pub struct Options {
     pub renamed: bool,
     /// `--max-logprobs`, -1 for no cap
     pub max_logprobs: i64,
-    /// `--scheduling-policy priority`
-    pub priority: bool,
     pub garbage: Garbage,
     /// The CPU build, as shown by its cache configuration.
     pub cpu: bool,
@@ -67,11 +65,6 @@ pub struct Options {
     /// `eos_token_id` of its generation config, besides the tokenizer's own end of text: the engine
     /// takes them as stop tokens of every request.
     pub other_ends: Vec<TokenId>,
-    /// `clean_up_tokenization_spaces` of its tokenizer: single tokens in log-probabilities lack
-    /// spaces before punctuation.
-    pub tidies: bool,
-    /// False: `VLLM_ENFORCE_STRICT_TOOL_CALLING=0`.
-    pub strict_calling: bool,
     pub setup: Setup,
 }
 
@@ -90,14 +83,11 @@ impl Options {
             prompt_tokens_details: false,
             renamed: false,
             max_logprobs: 20,
-            priority: false,
             garbage: Garbage::Numbers,
             cpu: false,
             compiler: true,
             speculates: false,
             other_ends: Vec::new(),
-            tidies: false,
-            strict_calling: true,
             setup,
         }
     }

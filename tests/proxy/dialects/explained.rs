@@ -11,7 +11,7 @@ use super::house::{House, on_each, setup};
 use super::table::{Row, Started, TABLE, start};
 use crate::client::{Ask, send};
 use crate::fakes::Setup;
-use crate::fakes::hosted::{self, Hosted};
+use crate::fakes::hosted::Hosted;
 use crate::fakes::passthrough::{Kind, Passthrough};
 use crate::fakes::toy;
 use crate::wire::Wire;
@@ -92,11 +92,7 @@ const OTHERS: [Other; 5] = [
     ("tgi", || start(|| Passthrough::new(Kind::Tgi, Setup::default())), ""),
     ("ollama", || start(|| Passthrough::new(Kind::Ollama, Setup::default())), "    engine: ollama\n"),
     ("mlx", || start(|| Passthrough::new(Kind::Mlx, Setup::default())), "    engine: mlx\n"),
-    (
-        "hosted",
-        || start(|| Hosted::new(hosted::Options::default())),
-        "    engine: openai\n    billed: true\n",
-    ),
+    ("hosted", || start(|| Hosted::new(Setup::default())), "    engine: openai\n    billed: true\n"),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

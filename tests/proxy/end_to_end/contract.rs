@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use foretell_wire::openai::Route;
 use serde_json::{Value, json};
 
-use super::house::{Answer, Ask, FORCED, House, Setup, events, get, metric, send};
+use super::house::{Answer, Ask, House, Setup, events, get, metric, send};
 use super::middlebox::{Fate, Fault, Kind};
 use crate::wire::{PATIENCE, Wire, post};
 
@@ -102,28 +102,6 @@ async fn a_stream_reports_its_policy_in_the_head_and_the_rest_in_usage_and_trail
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_without_usage_has_none_and_the_events_of_the_backend() {
-    let house = House::build(Setup::default()).await;
-    for route in [Route::Completions, Route::Chat] {
-        for wish in ["", "x-foretell: plain\r\n"] {
-            let mut body = ask(route, true).body();
-            body.as_object_mut().unwrap().shift_remove("stream_options");
-            let request = post(route.path(), wish, body.to_string().as_bytes());
-            let through = events(&Wire::connect(house.front()).await.ask(&request).await);
-            let direct = events(&Wire::connect(house.target.address).await.ask(&request).await);
-            let keys = |event: &Value| event.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-            for event in &through {
-                assert_eq!(keys(event), keys(&direct[1]));
-                assert_eq!(event["choices"].as_array().unwrap().len(), 1);
-                let choice = &event["choices"][0];
-                assert!(choice.get("token_ids").is_none() && choice.get("prompt_token_ids").is_none());
-                assert_eq!(event["id"], through[0]["id"]);
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
     let house = House::build(Setup::default()).await;
     let plain = ask(Route::Chat, false);
@@ -138,48 +116,6 @@ async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
     assert_eq!(details["rejected_prediction_tokens"], json!(rejected));
     let answer = house.through(&plain, "plain").await;
     assert_eq!(answer.usage.get("completion_tokens_details"), None);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_is_not_eligible_is_passed_through_with_its_reason() {
-    let house = House::build(Setup::default()).await;
-    let with = |fields: Value| {
-        let mut ask = ask(Route::Completions, false);
-        ask.fields.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        ask
-    };
-    let two = json!({"n": 2, "temperature": 0});
-    let drawn = json!({"n": 2, "temperature": 0.9, "seed": 7});
-    let listed = json!({"logprobs": 1});
-    for (fields, reason) in
-        [(json!({"echo": true}), "parameter"), (listed, "parameter"), (two, "choices"), (drawn, "choices")]
-    {
-        let ask = with(fields);
-        let answer = house.through(&ask, "x").await;
-        assert_eq!(answer.plain, house.direct(&ask).await.plain);
-        let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(headers, (Some("passthrough"), Some(reason)));
-        assert!(
-            house
-                .metric(&format!("foretell_requests_total{{path=\"passthrough\",reason=\"{reason}\"}}"))
-                .await
-                > 0.5
-        );
-    }
-    let models = get(house.front(), "/v1/models").await;
-    assert_eq!(models.head.get("x-foretell-path"), Some("passthrough"));
-    assert_eq!(models.json(), get(house.target.address, "/v1/models").await.json());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beyond_the_limit_of_sessions_requests_are_passed_through() {
-    let house = House::build(Setup { more: "limits: { sessions: 0 }\n".into(), ..Setup::default() }).await;
-    for ask in Ask::all(&ask(Route::Chat, false).fields) {
-        let answer = house.through(&ask, "one too many").await;
-        assert_eq!(answer.plain, house.direct(&ask).await.plain);
-        let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(headers, (Some("passthrough"), Some("sessions")));
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -205,31 +141,6 @@ async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
         assert!(answer.json()["error"]["code"].is_string(), "{}", answer.text());
     }
     House::assert_calm();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mode_observe_keeps_requests_plain_and_off_passes_them_through() {
-    let house = House::build(Setup { more: "mode: observe\n".into(), ..Setup::default() }).await;
-    for ask in Ask::all(&ask(Route::Chat, false).fields) {
-        let plain = house.direct(&ask).await;
-        for (mode, path, reason) in [
-            ("observe", "plain", json!("observe")),
-            ("off", "passthrough", Value::Null),
-            ("auto", "speculated", Value::Null),
-        ] {
-            set_mode(&house, mode).await;
-            let answer = house.through(&ask, mode).await;
-            assert_eq!(answer.plain, plain.plain, "{mode}");
-            if path == "passthrough" {
-                assert_eq!(header(&answer, "x-foretell-path"), Some(path));
-                assert_eq!(header(&answer, "x-foretell-reason"), Some("off"));
-            } else {
-                let foretell = answer.foretell();
-                assert_eq!((&foretell["path"], &foretell["reason"]), (&json!(path), &reason), "{mode}");
-                assert_eq!(foretell["rounds"].as_u64().unwrap() > 0, mode == "auto");
-            }
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -342,46 +253,6 @@ async fn a_whole_answer_is_not_measured_as_a_stream() {
         assert!(verifying > 0.0, "{session}");
         assert!(stream || ms(session, "first_byte_ms") >= verifying, "{session}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
-    let dir = tempfile::tempdir().unwrap();
-    let more = format!("policies: {{ dir: {:?} }}\n", dir.path());
-    let house = House::build(Setup { more, ..Setup::default() }).await;
-    assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "1", "from the start");
-    let file = dir.path().join("a.yaml");
-    std::fs::write(&file, FORCED.replace("name: forced", "name: other\nmode: plain")).unwrap();
-    let done = send(house.admin(), "/api/reload", "", &json!({})).await;
-    assert_eq!(done.head.status(), 200, "{}", done.text());
-    let named = policy(&house).await;
-    assert!(named.starts_with("other@"), "{named}");
-    let ask = ask(Route::Completions, false);
-    let answer = house.through(&ask, "reloaded").await;
-    assert_eq!(header(&answer, "x-foretell-policy"), Some(named.as_str()));
-    assert_eq!(
-        (&answer.foretell()["path"], &answer.foretell()["reason"]),
-        (&json!("plain"), &json!("policy"))
-    );
-
-    std::fs::write(&file, "version: 1\nname: other\ngamma: { max: 99 }\ndrafters: [{ kind: modle }]\n")
-        .unwrap();
-    let refused = send(house.admin(), "/api/reload", "", &json!({})).await;
-    assert_eq!(refused.head.status(), 422);
-    let errors = refused.json();
-    let errors = errors["errors"].as_array().unwrap();
-    assert_eq!(errors.len(), 2, "{errors:?}");
-    for (error, (line, path)) in errors.iter().zip([(3, "gamma.max"), (4, "drafters[0].kind")]) {
-        assert_eq!(error["file"], json!(file.display().to_string()));
-        assert_eq!((&error["line"], &error["path"]), (&json!(line), &json!(path)), "{error}");
-        assert!(error["message"].as_str().unwrap().contains("allowed"), "{error}");
-    }
-    assert_eq!(policy(&house).await, named, "the last good set stays");
-    assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "0");
-    let policies = get(house.admin(), "/api/policies").await.json();
-    assert_eq!(policies["policies"][0]["synchronized"], json!(false));
-    let answer = house.through(&ask, "still").await;
-    assert_eq!(answer.plain, house.direct(&ask).await.plain);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,6 +8,7 @@ use foretell_net::fleet::{BreakerState, HealthState, Load};
 use serde_json::json;
 
 use super::house::{self, Replica, Reply, answer, ask, metric};
+use crate::client::get;
 use crate::wire::{Message, Wire, post};
 
 async fn tell(gateway: &Gateway, path: &str) -> Message {
@@ -16,8 +17,7 @@ async fn tell(gateway: &Gateway, path: &str) -> Message {
 }
 
 async fn show(gateway: &Gateway, path: &str) -> Message {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    Wire::connect(gateway.admin.unwrap()).await.ask(request).await
+    get(gateway.admin.unwrap(), path).await
 }
 
 #[tokio::test]

@@ -1,7 +1,6 @@
 //! The effect of a dying replica on its clients.
 
 use foretell::app::Gateway;
-use foretell_core::words::Mode;
 use foretell_net::fleet::ReplicaSettings;
 
 use super::house::{self, Replica, Reply, answer, ask, metric};
@@ -134,27 +133,4 @@ async fn an_error_of_the_backend_is_the_answer() {
             assert_eq!(living.requests().len(), 0, "{status}");
         }
     }
-}
-
-#[tokio::test]
-async fn a_pooled_connection_that_dies_under_a_request_is_replaced_by_a_fresh_one() {
-    // It answers once per connection, and resets it at the next request.
-    let replica = Replica::start({
-        let served = std::sync::Mutex::new(0);
-        move |_| {
-            let mut served = served.lock().unwrap();
-            *served += 1;
-            if *served % 2 == 0 { Reply::Reset(Vec::new()) } else { Reply::Bytes(answer(200, "", "well")) }
-        }
-    })
-    .await;
-    let gateway = house::before(&[replica.address]).await;
-    gateway.shared.modes.set(Mode::Auto, None, None);
-    let mut client = Wire::connect(gateway.addresses[0]).await;
-    for _ in 0..20 {
-        assert_eq!(client.ask(get()).await.text(), "well");
-    }
-    assert!(
-        metric(&gateway, "foretell_replica_retries_total{replica=\"b/0\",result=\"sent\"}").unwrap() > 5.0
-    );
 }

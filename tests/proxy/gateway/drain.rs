@@ -132,21 +132,6 @@ async fn a_second_signal_waits_for_no_last_snapshot() {
 }
 
 #[tokio::test]
-async fn after_a_signal_new_connections_are_served_until_balancers_have_noticed() {
-    let (server, _tell) = streaming().await;
-    let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
-    let address = gateway.addresses[0];
-    let life = Arc::clone(&gateway.shared.life);
-    let ended = tokio::spawn(gateway.until(Signals::catch().unwrap(), Arc::default()));
-    let _stream = begun(address).await;
-    terminate();
-    life.draining().await;
-    let late = Wire::connect(address).await.ask("GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await;
-    assert_eq!((late.head.status(), late.head.get("connection")), (200, Some("close")));
-    assert!(!ended.is_finished());
-}
-
-#[tokio::test]
 async fn requests_still_open_after_the_grace_are_cut_and_counted() {
     let (server, _tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 0, 50)).await;

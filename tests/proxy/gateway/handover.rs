@@ -87,9 +87,6 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
 }
 
 #[rstest::rstest]
-#[case::client("x-foretell: off\r\n", r#"{"model":"m","prompt":"p"}"#, "client")]
-#[case::unreadable("x-foretell: faster\r\n", r#"{"model":"m","prompt":"p"}"#, "client")]
-#[case::choices("", r#"{"model":"m","prompt":"p","n":2}"#, "choices")]
 #[case::not_json("", "{", "body")]
 #[case::large_number("", r#"{"model":"m","k":18446744073709551616}"#, "body")]
 #[case::encoded("content-encoding: gzip\r\n", r#"{"model":"m"}"#, "encoded")]

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Ask, metric};
-use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::vllm::Vllm;
 use crate::fakes::{Fake, Pace, toy};
 use crate::reasons::proxy::Proxy;
 
@@ -35,10 +35,7 @@ pub fn forced(name: &str) -> String {
 }
 
 pub async fn engine(pace: Pace) -> Fake<Vllm> {
-    let mut options = Options { scale_out: true, prompt_tokens_details: true, ..Options::of("0.33.0") };
-    options.setup.temper.eos_every = None;
-    options.setup.pace = pace;
-    Fake::start(Vllm::new(options)).await
+    crate::probe::house::vllm("0.33.0", |options| options.setup.pace = pace).await
 }
 
 /// The binary in front of `engine`, with more lines of the config file and of the backend in it.

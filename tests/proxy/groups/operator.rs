@@ -52,7 +52,7 @@ async fn what_a_policy_switched_off_names_it_everywhere() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_breaks_off_is_a_warning_with_replica_model_and_policy() {
+async fn an_answer_that_breaks_off_is_a_warning_with_its_cause_replica_model_and_policy() {
     let engine = engine(Pace::default()).await;
     for mode in ["auto", "off"] {
         let proxy = before(&engine, &format!("mode: {mode}\n"), "", &forced("own")).await;
@@ -67,6 +67,9 @@ async fn an_answer_that_breaks_off_is_a_warning_with_replica_model_and_policy() 
         let line = line(&proxy, "\"level\":\"WARN\",\"id\"").await;
         assert_eq!((&line["level"], &line["status"]), (&json!("WARN"), &json!(200)), "{mode} {line}");
         assert_eq!(line["replica"], "toy/0", "{mode} {line}");
+        assert!(line["error"].as_str().is_some_and(|error| !error.is_empty()), "{mode} {line}");
+        let session = proxy.get("/api/sessions").await.json()["sessions"][0].clone();
+        assert_eq!(session["error"], line["error"], "{mode} {session}");
         if mode == "auto" {
             assert_eq!(line["model"], "toy", "{line}");
             assert!(line["policy"].as_str().unwrap().starts_with("own@"), "{line}");

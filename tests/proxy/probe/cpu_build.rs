@@ -9,11 +9,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::house::{complete, proxy, replica, until, vllm};
+use crate::client::FORCED;
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, toy};
 
-const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
-    gamma: { max: 8, fixed: 4 }\n";
 const LONG: Duration = Duration::from_mins(1);
 
 async fn cpu_build(version: &'static str, compiler: bool) -> Fake<Vllm> {

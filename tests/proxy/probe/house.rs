@@ -9,6 +9,7 @@ use foretell::cli::access::Access;
 use foretell::cli::probe::{ProbeArgs, run};
 use serde_json::{Value, json};
 
+use crate::client::get;
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Pace, toy};
 use crate::wire::{Message, Wire, post};
@@ -60,10 +61,6 @@ pub async fn proxy(address: SocketAddr, policy: &str, more: &str) -> Running {
         toy::folder().display().to_string(),
     );
     local::proxy(&process, &[policy]).await.unwrap()
-}
-
-pub async fn get(address: SocketAddr, path: &str) -> Message {
-    Wire::connect(address).await.ask(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
 }
 
 pub async fn replica(proxy: &Running) -> Value {

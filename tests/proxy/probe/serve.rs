@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::house::{EXPENSIVE, INEXPENSIVE, complete, get, proxy, reason, replica, until, vllm};
-use crate::client::send;
+use super::house::{EXPENSIVE, INEXPENSIVE, complete, proxy, reason, replica, until, vllm};
+use crate::client::{FORCED, get, send};
 use crate::fakes::{Front, Load, Pace};
+use crate::reasons::scene::PLAIN;
 use crate::wire::{Wire, post};
 
-const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
-    gamma: { max: 8, fixed: 4 }\n";
-const PLAIN: &str = "version: 1\nname: plain\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
-    holdback: { start: 0, floor: 0 }\n";
 const NEVER: &str = "    probe: { when: never }\n";
 const LONG: Duration = Duration::from_mins(1);
 

@@ -24,10 +24,7 @@ pub struct Engines {
 pub type Start = fn() -> BoxFuture<'static, Engines>;
 
 async fn vllm(change: impl FnOnce(&mut Options)) -> Fake<Vllm> {
-    let mut options = Options { scale_out: true, prompt_tokens_details: true, ..Options::of("0.33.0") };
-    options.setup.temper.eos_every = None;
-    change(&mut options);
-    Fake::start(Vllm::new(options)).await
+    crate::probe::house::vllm("0.33.0", change).await
 }
 
 fn only<E: Engine>(fake: Fake<E>) -> Engines {

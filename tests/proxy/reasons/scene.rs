@@ -19,9 +19,7 @@ pub const CHAT: &str = "/v1/chat/completions";
 /// Speculates when that pays.
 pub const PLAIN: &str = "version: 1\nname: plain\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     holdback: { start: 0, floor: 0 }\n";
-/// Speculates at every token.
-pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
-    gamma: { max: 8, fixed: 4 }\n";
+pub use crate::client::FORCED;
 
 /// The setup that causes a reason.
 pub struct Scene {

@@ -75,9 +75,7 @@ pub const ENGINES: [Engine; 11] = [
     passed_through("ollama", |setup| start(move || Passthrough::new(Kind::Ollama, setup))),
     Engine {
         name: "openai",
-        start: |setup| {
-            start(move || hosted::Hosted::new(hosted::Options { setup, ..hosted::Options::default() }))
-        },
+        start: |setup| start(move || hosted::Hosted::new(setup)),
         backend: "    engine: openai\n",
         fields: "authorization: Bearer sk-good\r\n",
         speculates: false,

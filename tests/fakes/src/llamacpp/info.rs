@@ -19,7 +19,7 @@ impl Llama {
                 "n_ctx": self.house.setup.max_len},
             "total_slots": self.options.slots, "model_alias": self.house.setup.model, "model_ftype": "all F32",
             "model_path": "model.gguf", "modalities": {"vision": false, "video": false, "audio": false},
-            "endpoint_slots": self.options.slots_endpoint, "endpoint_props": false,
+            "endpoint_slots": true, "endpoint_props": false,
             "endpoint_metrics": self.options.metrics, "chat_template": self.house.toy.words.template,
             "bos_token": end, "eos_token": end, "build_info": "b1-0c1e570", "is_sleeping": false})
     }
@@ -33,10 +33,6 @@ impl Llama {
     }
 
     pub(super) fn slot_list(&self, request: &Request) -> Result<Value, Refusal> {
-        if !self.options.slots_endpoint {
-            let message = "This server does not support slots endpoint. Start it with `--slots`";
-            return Err(Refusal::of(501, "not_supported_error", message));
-        }
         let slots = self.slots.list();
         if request.query.contains("fail_on_no_slot") && slots.iter().all(|slot| slot.busy) {
             return Err(Refusal::of(503, "unavailable_error", "no slot available"));

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::batch::{Batch, Reuse};
 use super::super::fields::Fields;
-use super::super::http::{Gone, Out, Request, Sent};
+use super::super::http::{Out, Request, Sent};
 use super::super::sample::Noise;
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
@@ -36,20 +36,6 @@ impl Wave {
 
     pub fn slot(&self, at: usize) -> usize {
         self.held[at].at
-    }
-}
-
-/// A wave whose generation continues after its client disconnects.
-pub(super) struct Resumable {
-    pub wave: Option<Wave>,
-    pub resumes: bool,
-}
-
-impl Drop for Resumable {
-    fn drop(&mut self) {
-        if let Some(mut wave) = self.wave.take().filter(|_| self.resumes) {
-            tokio::spawn(async move { while !wave.step().await.is_empty() {} });
-        }
     }
 }
 
@@ -112,8 +98,7 @@ impl Llama {
         let mut queue = Self::queue(prompts, &params);
         let wanted = fields.texts("response_fields").unwrap_or_default();
         if params.stream {
-            let resumes = request.get("x-conversation-id").is_some();
-            return self.stream_native(&params, queue, count, &wanted, resumes, out).await;
+            return self.stream_native(&params, queue, count, &wanted, out).await;
         }
         let mut all = vec![Value::Null; count];
         while !queue.is_empty() {
@@ -150,7 +135,6 @@ impl Llama {
         mut queue: Queue,
         count: usize,
         wanted: &[String],
-        resumes: bool,
         out: &mut Out,
     ) -> Sent {
         out.stream("text/event-stream").await?;
@@ -159,27 +143,25 @@ impl Llama {
             out.event("null").await?;
         }
         while !queue.is_empty() {
-            let wave = self.launch(&mut queue, params).await;
-            let mut run = Resumable { wave: Some(wave), resumes };
-            let wave = run.wave.as_mut().ok_or(Gone)?;
+            let mut wave = self.launch(&mut queue, params).await;
             loop {
-                let pieces = pinged(wave, params, out).await?;
+                let pieces = wave.step().await;
                 if pieces.is_empty() {
                     break;
                 }
                 for (at, piece) in pieces {
                     // A token that ends in the middle of a character is never sent.
                     if !piece.incomplete {
-                        out.event(self.partial(wave, at, params, &piece)).await?;
+                        out.event(self.partial(&wave, at, params, &piece)).await?;
                     }
                     if piece.finish.is_some() {
-                        out.event(chosen(self.last(wave, at, params, None), wanted)).await?;
+                        out.event(chosen(self.last(&wave, at, params, None), wanted)).await?;
                     }
                 }
             }
             let ended = |sequence: &Sequence| sequence.output().is_empty();
             for at in (0..wave.batch.sequences.len()).filter(|&at| ended(&wave.batch.sequences[at])) {
-                out.event(chosen(self.last(wave, at, params, None), wanted)).await?;
+                out.event(chosen(self.last(&wave, at, params, None), wanted)).await?;
             }
         }
         out.end().await
@@ -243,21 +225,6 @@ impl Llama {
             own
         };
         complete.map(entry).collect()
-    }
-}
-
-/// The next step of a wave; a long silence is interrupted by a comment.
-pub(super) async fn pinged(
-    wave: &mut Wave,
-    params: &Params,
-    out: &mut Out,
-) -> Result<Vec<(usize, Piece)>, Gone> {
-    let mut step = Box::pin(wave.step());
-    loop {
-        match tokio::time::timeout(params.ping, &mut step).await {
-            Ok(pieces) => return Ok(pieces),
-            Err(_) => out.piece(b":\n\n").await?,
-        }
     }
 }
 

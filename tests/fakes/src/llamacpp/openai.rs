@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use super::super::fields::Fields;
-use super::super::http::{Gone, Out, Request, Sent};
+use super::super::http::{Out, Request, Sent};
 use super::super::openai::{Parsers, Parting, created, id};
 use super::super::sequence::{Finish, Piece, Sequence};
-use super::native::{Queue, Resumable, Wave, pinged, timings};
+use super::native::{Queue, Wave, timings};
 use super::params::Params;
 use super::{Llama, Refusal, refuse};
 
@@ -37,8 +37,7 @@ impl Llama {
         let count = prompts.len() * params.n_cmpl;
         let queue = Self::queue(prompts, &params);
         if params.stream {
-            let resumes = request.get("x-conversation-id").is_some();
-            return self.stream_openai(&head, &params, queue, resumes, out).await;
+            return self.stream_openai(&head, &params, queue, out).await;
         }
         let body = self.whole_openai(&head, &params, queue, count).await;
         out.json_utf8(200, &body).await
@@ -126,23 +125,14 @@ impl Llama {
         choice
     }
 
-    async fn stream_openai(
-        &self,
-        head: &Head,
-        params: &Params,
-        mut queue: Queue,
-        resumes: bool,
-        out: &mut Out,
-    ) -> Sent {
+    async fn stream_openai(&self, head: &Head, params: &Params, mut queue: Queue, out: &mut Out) -> Sent {
         out.stream("text/event-stream").await?;
         while !queue.is_empty() {
-            let wave = self.launch(&mut queue, params).await;
+            let mut wave = self.launch(&mut queue, params).await;
             let mut partings: Vec<Parting> =
                 wave.batch.sequences.iter().map(|_| Parting::new(head.parsers.clone())).collect();
-            let mut run = Resumable { wave: Some(wave), resumes };
-            let wave = run.wave.as_mut().ok_or(Gone)?;
             loop {
-                let pieces = pinged(wave, params, out).await?;
+                let pieces = wave.step().await;
                 if pieces.is_empty() {
                     break;
                 }
@@ -151,16 +141,16 @@ impl Llama {
                         self.deltas(head, params, &wave.batch.sequences[at], &piece, &mut partings[at]);
                     if let Some(last) = events.last_mut() {
                         if params.verbose && !head.chat {
-                            last["__verbose"] = self.partial(wave, at, params, &piece);
+                            last["__verbose"] = self.partial(&wave, at, params, &piece);
                         }
                         if params.timings_per_token {
-                            last["timings"] = timings(wave, at);
+                            last["timings"] = timings(&wave, at);
                         }
                     }
                     if piece.finish.is_some() {
-                        let mut ending = self.ending(head, wave, at, partings[at].called());
+                        let mut ending = self.ending(head, &wave, at, partings[at].called());
                         if params.verbose {
-                            ending[0]["__verbose"] = self.last(wave, at, params, None);
+                            ending[0]["__verbose"] = self.last(&wave, at, params, None);
                         }
                         events.extend(ending);
                     }

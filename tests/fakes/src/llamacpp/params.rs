@@ -48,7 +48,6 @@ pub struct Params {
     pub cache_prompt: bool,
     pub return_tokens: bool,
     pub id_slot: Option<usize>,
-    pub ping: std::time::Duration,
 }
 
 impl Llama {
@@ -62,7 +61,7 @@ impl Llama {
         let int = |names: &[&str]| first(names).unwrap_or(Ok(None));
         let float =
             |name: &str, own: f64| Ok::<f64, Wrong>(f64::from(fields.float(name)?.unwrap_or(own) as f32));
-        let seed = fields.int("seed")?.map_or(self.options.seed.unwrap_or(RANDOM), |seed| seed as u32);
+        let seed = fields.int("seed")?.map_or(RANDOM, |seed| seed as u32);
         let noise = Noise::Restarting(if seed == RANDOM { fresh_seed() } else { u64::from(seed) });
         let mut sampling = Sampling::new(Pipeline::LLAMA, noise, 0);
         sampling.temperature = float("temperature", defaults.temperature.unwrap_or(0.8))?;
@@ -72,7 +71,7 @@ impl Llama {
         sampling.presence = float("presence_penalty", 0.0)?;
         sampling.frequency = float("frequency_penalty", 0.0)?;
         sampling.repetition = float("repeat_penalty", defaults.repetition_penalty.unwrap_or(1.0))?;
-        let last = fields.uint("repeat_last_n")?.map_or(self.options.repeat_last_n, |last| last as usize);
+        let last = fields.uint("repeat_last_n")?.map_or(64, |last| last as usize);
         sampling.pipeline.additive = Counts::Last(last);
         sampling.pipeline.repetition = Counts::Last(last);
         sampling.bias = self.bias(fields)?;
@@ -101,7 +100,6 @@ impl Llama {
             }
             _ => int(&["n_probs", "logprobs"])?,
         };
-        let ping = fields.int("sse_ping_interval")?;
         Ok(Params {
             sampling,
             seed,
@@ -116,9 +114,6 @@ impl Llama {
             cache_prompt: fields.get("cache_prompt").is_none_or(|cache| cache != false),
             return_tokens: fields.flag("return_tokens")?,
             id_slot: fields.int("id_slot")?.and_then(|slot| usize::try_from(slot).ok()),
-            ping: ping.map_or(self.options.ping, |seconds| {
-                u64::try_from(seconds).map_or(std::time::Duration::MAX, std::time::Duration::from_secs)
-            }),
         })
     }
 

@@ -31,7 +31,6 @@ pub struct Slots {
     state: Mutex<State>,
     freed: Notify,
     cache_idle: bool,
-    unified: bool,
     /// Tasks that wait for a slot.
     pub deferred: AtomicUsize,
     /// Slot states copied to host memory or back.
@@ -56,13 +55,12 @@ pub struct Taken {
 }
 
 impl Slots {
-    pub fn new(count: usize, cache_idle: bool, unified: bool) -> Self {
+    pub fn new(count: usize, cache_idle: bool) -> Self {
         let state = State { slots: vec![Slot::default(); count], ..State::default() };
         Self {
             state: Mutex::new(state),
             freed: Notify::new(),
             cache_idle,
-            unified,
             deferred: AtomicUsize::new(0),
             copies: AtomicUsize::new(0),
         }
@@ -173,16 +171,14 @@ impl Slots {
         self.copies.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Copies idle slots to host memory; with a unified cache the slots are cleared.
+    /// Copies idle slots to host memory and clears them.
     fn put_idle_away(&self, state: &mut State) {
         if !self.cache_idle {
             return;
         }
         for at in (0..state.slots.len()).filter(|&at| !state.slots[at].busy).collect::<Vec<_>>() {
             self.save(state, at);
-            if self.unified {
-                state.slots[at].tokens.clear();
-            }
+            state.slots[at].tokens.clear();
         }
     }
 

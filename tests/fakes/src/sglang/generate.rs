@@ -60,8 +60,6 @@ pub(super) struct OutputSettings {
     /// Position of the first input entry.
     start: usize,
     top: usize,
-    chosen: Option<Vec<u32>>,
-    spelled: bool,
 }
 
 struct Asked {
@@ -87,7 +85,7 @@ impl Sglang {
         let all = batch.finish().await;
         let told = batch.sequences.iter().zip(&all).zip(&settings);
         let mut bodies: Vec<Value> =
-            told.map(|((sequence, pieces), settings)| self.told(sequence, pieces, settings, 0)).collect();
+            told.map(|((sequence, pieces), settings)| self.told(sequence, pieces, settings)).collect();
         let body = if many { Value::from(bodies) } else { bodies.remove(0) };
         out.json(200, &body).await
     }
@@ -95,9 +93,13 @@ impl Sglang {
     fn asked(&self, request: &Request) -> Result<Asked, Refusal> {
         let bare = |message: String| Refusal(400, json!({"error": message}));
         let fields = Fields::of(request).map_err(|wrong| bare(wrong.to_string()))?;
-        if let Some(message) =
-            fields.beyond(&["custom_logit_processor", "session_params", "return_flat_raw_top_logprobs"])
-        {
+        if let Some(message) = fields.beyond(&[
+            "custom_logit_processor",
+            "session_params",
+            "return_flat_raw_top_logprobs",
+            "token_ids_logprob",
+            "return_text_in_logprobs",
+        ]) {
             return Err(Refusal(501, Value::from(message)));
         }
         if let Some(name) = fields.unknown(KNOWN) {
@@ -178,9 +180,8 @@ impl Sglang {
             }
             for (at, piece) in pieces {
                 so_far[at].push(piece);
-                // Each event has all of the output, or only the new part with incremental output.
-                let from = if self.options.incremental { so_far[at].len() - 1 } else { 0 };
-                let mut event = self.told(&batch.sequences[at], &so_far[at], &settings[at], from);
+                // Each event has all of the output.
+                let mut event = self.told(&batch.sequences[at], &so_far[at], &settings[at]);
                 if many {
                     event["index"] = json!(at);
                 }
@@ -191,10 +192,10 @@ impl Sglang {
         out.end().await
     }
 
-    /// The answer for a sequence, with its output from token `from` on.
-    fn told(&self, sequence: &Sequence, pieces: &[Piece], settings: &OutputSettings, from: usize) -> Value {
-        let output: Vec<u32> = pieces.iter().skip(from).map(|piece| piece.token).collect();
-        let text: String = pieces.iter().skip(from).map(|piece| piece.text.as_str()).collect();
+    /// The answer for a sequence.
+    fn told(&self, sequence: &Sequence, pieces: &[Piece], settings: &OutputSettings) -> Value {
+        let output: Vec<u32> = pieces.iter().map(|piece| piece.token).collect();
+        let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
         let completion = sequence.output().len();
         let mut meta = json!({"id": settings.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
             "weight_version": self.house.weight_version(), "weight_versions": self.weight_versions(completion),
@@ -204,17 +205,11 @@ impl Sglang {
         if settings.logprobs {
             let inputs = self.input_logprobs(sequence, settings);
             meta.as_object_mut().expect("an object").extend(inputs);
-            let rows = pieces.iter().skip(from).map(|piece| (piece.token, told_row(piece)));
+            let rows = pieces.iter().map(|piece| (piece.token, told_row(piece)));
             let rows: Vec<(u32, &Row)> = rows.collect();
-            let own = |&(token, row): &(u32, &Row)| self.entry(token, row, settings);
-            meta["output_token_logprobs"] = rows.iter().map(own).collect();
+            meta["output_token_logprobs"] = rows.iter().map(|&(token, row)| entry(token, row)).collect();
             if settings.top > 0 {
-                meta["output_top_logprobs"] = rows.iter().map(|(_, row)| self.tops(row, settings)).collect();
-            }
-            if let Some(chosen) = &settings.chosen {
-                let of =
-                    |row: &Row| chosen.iter().map(|&id| self.entry(id, row, settings)).collect::<Vec<_>>();
-                meta["output_token_ids_logprobs"] = rows.iter().map(|(_, row)| json!(of(row))).collect();
+                meta["output_top_logprobs"] = rows.iter().map(|(_, row)| tops(row, settings.top)).collect();
             }
             meta["output_token_logprobs_length"] = json!(rows.len());
         }
@@ -228,45 +223,33 @@ impl Sglang {
         settings: &OutputSettings,
     ) -> serde_json::Map<String, Value> {
         let tokens = &sequence.context.tokens()[..sequence.prompt];
-        let (mut own, mut tops, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut own, mut best) = (Vec::new(), Vec::new());
         for (at, &token) in tokens.iter().enumerate().skip(settings.start) {
             if at == settings.start {
-                own.push(json!([null, token, self.spelling(token, settings)]));
-                tops.push(Value::Null);
-                chosen.push(Value::Null);
+                own.push(json!([null, token, null]));
+                best.push(Value::Null);
                 continue;
             }
             let row = self.house.toy.row(&sequence.context, at);
-            own.push(self.entry(token, &row, settings));
-            tops.push(self.tops(&row, settings));
-            let ids = settings.chosen.iter().flatten();
-            chosen.push(ids.map(|&id| self.entry(id, &row, settings)).collect());
+            own.push(entry(token, &row));
+            best.push(tops(&row, settings.top));
         }
         let mut all = serde_json::Map::new();
         all.insert("input_token_logprobs".to_owned(), json!(own));
         if settings.top > 0 {
-            all.insert("input_top_logprobs".to_owned(), json!(tops));
-        }
-        if settings.chosen.is_some() {
-            all.insert("input_token_ids_logprobs".to_owned(), json!(chosen));
+            all.insert("input_top_logprobs".to_owned(), json!(best));
         }
         all
     }
+}
 
-    fn spelling(&self, token: u32, settings: &OutputSettings) -> Option<String> {
-        settings.spelled.then(|| self.house.toy.name(token))
-    }
+/// Without `return_text_in_logprobs` a token has no text.
+fn entry(token: u32, row: &Row) -> Value {
+    json!([row.logprob(token), token, null])
+}
 
-    fn entry(&self, token: u32, row: &Row, settings: &OutputSettings) -> Value {
-        json!([row.logprob(token), token, self.spelling(token, settings)])
-    }
-
-    fn tops(&self, row: &Row, settings: &OutputSettings) -> Value {
-        row.top(settings.top)
-            .into_iter()
-            .map(|(token, logprob)| json!([logprob, token, self.spelling(token, settings)]))
-            .collect()
-    }
+fn tops(row: &Row, top: usize) -> Value {
+    row.top(top).into_iter().map(|(token, logprob)| json!([logprob, token, null])).collect()
 }
 
 /// Where the cached tokens were; null without any.
@@ -288,11 +271,7 @@ fn finish(sequence: &Sequence) -> Value {
 /// Scalars apply to all prompts, lists have one entry per prompt.
 fn settings(fields: &Fields, at: usize, prompt: usize) -> Result<OutputSettings, Refusal> {
     let own = |name: &str| match fields.get(name) {
-        Some(Value::Array(list))
-            if name != "token_ids_logprob" || list.first().is_some_and(Value::is_array) =>
-        {
-            list.get(at).cloned().unwrap_or_default()
-        }
+        Some(Value::Array(list)) => list.get(at).cloned().unwrap_or_default(),
         Some(value) => value.clone(),
         None => Value::Null,
     };
@@ -311,8 +290,6 @@ fn settings(fields: &Fields, at: usize, prompt: usize) -> Result<OutputSettings,
         logprobs,
         start,
         top: own("top_logprobs_num").as_u64().unwrap_or(0) as usize,
-        chosen: ids(&own("token_ids_logprob")),
-        spelled: fields.flag("return_text_in_logprobs")?,
     })
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::super::fields::{Fields, ids};
+use super::super::fields::Fields;
 use super::super::http::Request;
 use super::super::openai::{Exposition, models};
 use super::{Refusal, Sglang};
@@ -38,7 +38,7 @@ impl Sglang {
 
     pub(super) fn model_info(&self) -> Value {
         json!({"model_path": self.house.setup.model, "tokenizer_path": self.house.setup.model, "is_generation": true,
-            "preferred_sampling_params": self.options.preferred, "weight_version": self.house.weight_version(),
+            "preferred_sampling_params": null, "weight_version": self.house.weight_version(),
             "reasoning_parser": self.house.setup.reasoning_end.as_ref().map(|_| "deepseek-r1"), "tool_call_parser": null,
             "has_image_understanding": false, "has_audio_understanding": false, "model_type": "llama",
             "architectures": ["LlamaForCausalLM"]})
@@ -48,11 +48,11 @@ impl Sglang {
         json!({"model_path": self.house.setup.model, "served_model_name": self.house.setup.model,
             "page_size": self.house.setup.block.max(1), "context_length": self.house.setup.max_len,
             "enable_metrics": self.options.metrics, "enable_deterministic_inference": self.options.deterministic,
-            "speculative_algorithm": self.options.speculative, "preferred_sampling_params": self.options.preferred,
+            "speculative_algorithm": null, "preferred_sampling_params": null,
             "weight_version": self.house.weight_version(), "disable_radix_cache": self.house.setup.block == 0,
             "random_seed": self.house.started() % 1_073_741_824, "startup_time": {"load_weight": drawn(self.house.started(), 1),
             "init_cuda_graph": drawn(self.house.started(), 2)},
-            "sampling_defaults": self.options.sampling_defaults, "incremental_streaming_output": self.options.incremental,
+            "sampling_defaults": "model", "incremental_streaming_output": false,
             "reasoning_parser": self.house.setup.reasoning_end.as_ref().map(|_| "deepseek-r1"),
             "chat_template": null, "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
     }
@@ -119,12 +119,6 @@ impl Sglang {
     pub(super) fn tokenize(&self, request: &Request) -> Result<Value, Refusal> {
         let fields = Fields::of(request)?;
         let longest = self.house.setup.max_len;
-        if let Some(Value::Array(texts)) = fields.get("prompt") {
-            let all: Vec<Vec<u32>> =
-                texts.iter().map(|text| self.house.toy.encode(text.as_str().unwrap_or_default())).collect();
-            let counts: Vec<usize> = all.iter().map(Vec::len).collect();
-            return Ok(json!({"tokens": all, "count": counts, "max_model_len": longest}));
-        }
         let tokens = match fields.text("prompt")? {
             Some(prompt) => self.house.toy.encode(&prompt),
             None => self.chat_prompt(&fields)?,
@@ -135,20 +129,10 @@ impl Sglang {
     pub(super) fn detokenize(&self, request: &Request) -> Result<Value, Refusal> {
         let fields = Fields::of(request)?;
         let skip = fields.get("skip_special_tokens").is_none_or(|skip| skip == true);
-        let tokens = fields.get("tokens").ok_or_else(|| Refusal::openai(400, "tokens: Field required"))?;
-        let decode = |tokens: &Value| {
-            let tokens = ids(tokens).ok_or_else(|| Refusal::openai(400, "tokens: must be token ids"))?;
-            if tokens.iter().any(|&id| id as usize >= self.house.toy.vocabulary()) {
-                return Err(Refusal::openai(400, "token id out of range"));
-            }
-            Ok(self.house.toy.decode(&tokens, skip))
-        };
-        match tokens {
-            Value::Array(lists) if lists.first().is_some_and(Value::is_array) => {
-                let texts = lists.iter().map(decode).collect::<Result<Vec<_>, _>>()?;
-                Ok(json!({"text": texts}))
-            }
-            list => Ok(json!({"text": decode(list)?})),
+        let tokens = fields.ids("tokens")?.ok_or_else(|| Refusal::openai(400, "tokens: Field required"))?;
+        if tokens.iter().any(|&id| id as usize >= self.house.toy.vocabulary()) {
+            return Err(Refusal::openai(400, "token id out of range"));
         }
+        Ok(json!({"text": self.house.toy.decode(&tokens, skip)}))
     }
 }

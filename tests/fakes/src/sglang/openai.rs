@@ -64,8 +64,7 @@ impl Sglang {
         if asked == Some(0) {
             return Err(Refusal::openai(400, "max_tokens must be positive"));
         }
-        let by_model = chat && self.options.sampling_defaults == "model";
-        let defaults = if by_model { self.model_defaults() } else { Map::new() };
+        let defaults = if chat { self.model_defaults() } else { Map::new() };
         let options = fields.object("stream_options")?;
         let (mut sequences, mut choices) = (Vec::new(), 1);
         for prompt in &prompts {
@@ -139,7 +138,7 @@ impl Sglang {
         let told = batch.sequences.iter().zip(&all);
         body["choices"] = told.map(|(sequence, pieces)| self.choice(&asked, sequence, pieces)).collect();
         let thoughts = batch.sequences.iter().zip(&all).map(|(_, pieces)| counted(&asked, pieces)).sum();
-        body["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
+        body["usage"] = usage(&batch.sequences, asked.n, thoughts);
         let version = self.house.weight_version();
         let first = batch.sequences.first().map_or(0, |sequence| sequence.output().len());
         body["metadata"] = json!({"weight_version": version, "weight_versions": self.weight_versions(first)});
@@ -213,8 +212,7 @@ impl Sglang {
                 }
                 for mut event in events {
                     if asked.continuous {
-                        event["usage"] =
-                            usage(std::slice::from_ref(sequence), 1, false, partings[at].thoughts);
+                        event["usage"] = usage(std::slice::from_ref(sequence), 1, partings[at].thoughts);
                     }
                     out.event(event).await?;
                 }
@@ -232,7 +230,7 @@ impl Sglang {
             let mut event = head.clone();
             event["choices"] = json!([]);
             let thoughts = partings.iter().map(|parting| parting.thoughts).sum();
-            event["usage"] = usage(&batch.sequences, asked.n, self.options.cache_report, thoughts);
+            event["usage"] = usage(&batch.sequences, asked.n, thoughts);
             if !asked.chat {
                 // `exclude_none` (`serving_completions.py`).
                 let members = event["usage"].as_object_mut().expect("an object");
@@ -358,17 +356,13 @@ fn counted(asked: &Asked, pieces: &[Piece]) -> usize {
 }
 
 /// Every prompt counts once, for any number of choices.
-fn usage(sequences: &[Sequence], n: usize, details: bool, thoughts: usize) -> Value {
+fn usage(sequences: &[Sequence], n: usize, thoughts: usize) -> Value {
     let prompt: usize = sequences.iter().step_by(n).map(|sequence| sequence.prompt).sum();
     let output: usize = sequences.iter().map(|sequence| sequence.output().len()).sum();
     let mut usage = json!({"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output,
         "prompt_tokens_details": null, "reasoning_tokens": thoughts, "completion_tokens_details": null});
     if thoughts > 0 {
         usage["completion_tokens_details"] = json!({"reasoning_tokens": thoughts});
-    }
-    let cached: usize = sequences.iter().step_by(n).map(|sequence| sequence.cached).sum();
-    if details {
-        usage["prompt_tokens_details"] = json!({"cached_tokens": cached});
     }
     usage
 }

@@ -39,11 +39,8 @@ const KNOWN: &[&str] = &[
 const DEFAULT_SEED: u64 = 42;
 
 impl Sglang {
-    /// Reads the parameters of one prompt. Missing ones come from the server's `preferred` ones.
-    pub(super) fn sampling(&self, given: &Fields) -> Result<(Sampling, usize), Refusal> {
-        let mut all = self.options.preferred.as_object().cloned().unwrap_or_default();
-        all.extend(given.0.clone());
-        let fields = Fields(all);
+    /// Reads the parameters of one prompt.
+    pub(super) fn sampling(&self, fields: &Fields) -> Result<(Sampling, usize), Refusal> {
         if let Some(name) = fields.unknown(KNOWN) {
             return Err(Refusal::native(format!(
                 "SamplingParams.__init__() got an unexpected keyword argument '{name}'"

@@ -55,10 +55,7 @@ impl Vllm {
     /// The name of a token behind those before it: of a character in several tokens the last one
     /// has the text, and the others none (`_correct_decoded_token`).
     fn told_name(&self, before: &[TokenId], id: TokenId) -> String {
-        let text = |ids: &[TokenId]| {
-            let text = self.house.toy.decode(ids, false);
-            if self.options.tidies { tidied(&text) } else { text }
-        };
+        let text = |ids: &[TokenId]| self.house.toy.decode(ids, false);
         let own = text(&[id]);
         if !own.ends_with('\u{fffd}') {
             return own;
@@ -134,11 +131,6 @@ impl Vllm {
 pub(super) struct Told {
     tokens: Vec<TokenId>,
     offset: usize,
-}
-
-/// A text without spaces before punctuation (`clean_up_tokenization_spaces`).
-pub(super) fn tidied(text: &str) -> String {
-    [" .", " ?", " !", " ,"].iter().fold(text.to_owned(), |text, from| text.replace(from, &from[1..]))
 }
 
 /// A logprob as answers have it: that of a barred token is finite.

@@ -12,7 +12,7 @@ use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Piece, Sequence};
 use super::super::toy::Context;
 use super::answer::Told;
-use super::completions::{Streaming, plain_usage, salt, sequences, stop_reason};
+use super::completions::{Streaming, check_priority, plain_usage, salt, sequences, stop_reason};
 use super::tags::Forced;
 use super::{Of, Refusal, Vllm};
 
@@ -87,7 +87,7 @@ impl Vllm {
                 "top_logprobs",
             ));
         }
-        self.check_priority(fields)?;
+        check_priority(fields)?;
         Ok(Chat {
             prompt,
             sampling,

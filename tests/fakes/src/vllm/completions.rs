@@ -120,7 +120,7 @@ impl Vllm {
         if n > 1 && sampling[0].temperature == 0.0 {
             return Err(Refusal::about(format!("n must be 1 when using greedy sampling, got {n}."), "n"));
         }
-        self.check_priority(fields)?;
+        check_priority(fields)?;
         let contexts: Vec<Context> = prompts.iter().map(|prompt| Context::new(prompt)).collect();
         let text = fields.get("prompt").and_then(Value::as_str);
         Ok(Asked {
@@ -152,15 +152,6 @@ impl Vllm {
         match outside(prompts, &self.house.toy) {
             Some(id) => Err(Refusal::bad(format!("Token id {id} is out of vocabulary"))),
             None => Ok(()),
-        }
-    }
-
-    pub(super) fn check_priority(&self, fields: &Fields) -> Result<(), Refusal> {
-        match fields.int("priority")? {
-            Some(priority) if priority != 0 && !self.options.priority => {
-                Err(Refusal::bad(format!("Got priority {priority} but Priority scheduling is not enabled.")))
-            }
-            _ => Ok(()),
         }
     }
 
@@ -309,4 +300,13 @@ pub(super) fn salt(fields: &Fields) -> Result<u64, Refusal> {
 /// The one piece of a step in a batch of one.
 pub(super) fn only(pieces: Vec<(usize, Piece)>) -> Option<Piece> {
     pieces.into_iter().next().map(|(_, piece)| piece)
+}
+
+pub(super) fn check_priority(fields: &Fields) -> Result<(), Refusal> {
+    match fields.int("priority")? {
+        Some(priority) if priority != 0 => {
+            Err(Refusal::bad(format!("Got priority {priority} but Priority scheduling is not enabled.")))
+        }
+        _ => Ok(()),
+    }
 }

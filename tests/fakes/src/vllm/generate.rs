@@ -11,7 +11,7 @@ use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
 use super::answer::Told;
-use super::completions::{only, salt, stop_reason};
+use super::completions::{check_priority, only, salt, stop_reason};
 use super::{Of, Refusal, Runner, Vllm};
 
 struct Asked {
@@ -59,7 +59,7 @@ impl Vllm {
         let unasked = if self.minor() >= 33 { None } else { Some(16) };
         let room = self.room(prompt.len(), asked, unasked).map_err(too_long)?;
         let sampling = self.engine_sampling(&params, room)?;
-        self.check_priority(fields)?;
+        check_priority(fields)?;
         let stream = fields.flag("stream")?;
         let prompt_logprobs = self.logprobs(&params, "prompt_logprobs")?;
         let skips =

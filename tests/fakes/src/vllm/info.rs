@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::super::fields::Fields;
 use super::super::http::Request;
 use super::super::openai::{Exposition, models};
-use super::answer::tidied;
 use super::{Refusal, Vllm};
 
 impl Vllm {
@@ -32,8 +31,7 @@ impl Vllm {
             return Err(Refusal::about("1 validation error:\n  tokens: Field required", "tokens"));
         };
         self.check_prompts(std::slice::from_ref(&tokens))?;
-        let text = self.house.toy.decode(&tokens, false);
-        Ok(json!({"prompt": if self.options.tidies { tidied(&text) } else { text }}))
+        Ok(json!({"prompt": self.house.toy.decode(&tokens, false)}))
     }
 
     /// The labels that distinguish the CPU build's cache from a GPU's.

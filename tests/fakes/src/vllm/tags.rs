@@ -37,7 +37,7 @@ impl Vllm {
         let forced = Forced::of(fields);
         let tools = fields.get("tools").and_then(Value::as_array).into_iter().flatten();
         let tools: Vec<&Value> = tools.collect();
-        if self.house.setup.hermes.is_none() || !self.options.strict_calling {
+        if self.house.setup.hermes.is_none() {
             return match forced {
                 None => Ok(None),
                 Some(Forced::Named(name)) => Ok(Some(("json", parameters(&tools, &name)))),

@@ -129,17 +129,6 @@ async fn every_chunk_has_its_token_but_not_in_the_middle_of_a_character() {
 }
 
 #[tokio::test]
-async fn a_stream_of_several_prompts_has_a_mark_for_each_beginning() {
-    let fake = llama(|_| {}).await;
-    let mut request = body(json!([prompt(20), prompt(21)]), 1);
-    request["stream"] = json!(true);
-    let all = events(fake.address, NATIVE, request).await;
-    assert_eq!(all[0], "null");
-    let finals: Vec<Value> = parsed(&all).into_iter().filter(|event| event["stop"] == true).collect();
-    assert_eq!(finals.iter().map(|event| event["index"].clone()).collect::<Vec<_>>(), [json!(0), json!(1)]);
-}
-
-#[tokio::test]
 async fn defaults_are_the_servers_own_and_in_props() {
     let fake = llama(|_| {}).await;
     let told = get(fake.address, "/props").await.json()["default_generation_settings"]["params"].clone();
@@ -169,6 +158,7 @@ async fn penalties_count_what_is_sent_again_and_seeds_start_again() {
             ids(&ask(fake.address, NATIVE, request).await["tokens"])
         };
         let whole = run(prompt(20), 60).await;
+        assert_ne!(whole, plain(&fake, &prompt(20), 60).await, "it has an effect");
         run([&prompt(20), &whole[..30]].concat(), 30).await == whole[30..]
     };
     for penalty in ["presence_penalty", "frequency_penalty", "repeat_penalty"] {
@@ -198,14 +188,8 @@ async fn accepted_and_refused_inputs_are_those_of_the_real_server() {
         request.as_object_mut().unwrap().extend(fine.as_object().unwrap().clone());
         assert_eq!(status("/v1/completions", request).await, 200, "{fine}");
     }
-    assert_eq!(status(NATIVE, body(vec![9000], 1)).await, 400);
-    assert_eq!(status(NATIVE, json!({"n_predict": 1})).await, 400);
-    assert_eq!(status("/v1/completions", json!({"prompt": "a", "max_tokens": "many"})).await, 400);
     let long = call(fake.address, NATIVE, &body(prompt(64), 1)).await.json()["error"].clone();
     assert_eq!((&long["type"], &long["n_prompt_tokens"]), (&json!("exceed_context_size_error"), &json!(64)));
-    let broken = Wire::connect(fake.address).await.ask(post(NATIVE, "", b"{not json")).await;
-    assert_eq!(broken.head.status(), 500);
-    assert_eq!(get(fake.address, "/version").await.head.status(), 404);
     // A full context ends the output, and the answer reports it.
     let full = ask(fake.address, NATIVE, body(prompt(60), 100)).await;
     assert_eq!((&full["truncated"], &full["tokens_predicted"]), (&json!(true), &json!(4)));
@@ -229,13 +213,6 @@ async fn openai_routes_have_no_ids_and_the_usage_of_the_first_prompt() {
     let all = parsed(&all);
     assert!(all[0]["choices"][0]["logprobs"]["content"][0]["id"].is_u64());
     assert_eq!(all.last().unwrap()["usage"]["completion_tokens"], 2);
-    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0, "stream": true});
-    let all = parsed(&events(fake.address, "/v1/chat/completions", chat).await);
-    assert_eq!(all[0]["choices"][0]["delta"], json!({"role": "assistant", "content": null}));
-    assert_eq!(
-        all.last().unwrap()["choices"][0],
-        json!({"finish_reason": "length", "index": 0, "delta": {}})
-    );
 }
 
 #[tokio::test]
@@ -251,35 +228,6 @@ async fn the_end_is_a_token_of_its_own_and_can_be_banned() {
     banned["ignore_eos"] = json!(true);
     let answer = ask(fake.address, NATIVE, banned).await;
     assert!(ids(&answer["tokens"]).len() == 9 && !ids(&answer["tokens"]).contains(&0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn silence_is_broken_by_comments() {
-    let fake = llama(|options| options.ping = Duration::from_secs(3)).await;
-    fake.house.pace.lock().step = Duration::from_secs(10);
-    let mut wire = Wire::connect(fake.address).await;
-    let mut request = body(prompt(20), 2);
-    request["stream"] = json!(true);
-    wire.send(post(NATIVE, "", request.to_string().as_bytes())).await;
-    let text = wire.message().await.unwrap().text();
-    assert_eq!(text.matches(":\n\n").count(), 3, "{text}");
-}
-
-#[tokio::test]
-async fn a_conversation_continues_after_its_client_disconnects() {
-    for (field, finished) in [("x-conversation-id: c1\r\n", 1), ("", 0)] {
-        let fake = llama(|_| {}).await;
-        fake.house.pace.lock().step = Duration::from_millis(1);
-        let mut wire = Wire::connect(fake.address).await;
-        let mut request = body(prompt(20), 60);
-        request["stream"] = json!(true);
-        wire.send(post(NATIVE, field, request.to_string().as_bytes())).await;
-        wire.head().await.unwrap();
-        wire.chunk().await.unwrap();
-        drop(wire);
-        until(|| fake.house.running() == 0 && fake.house.tally().cancelled > 0).await;
-        assert_eq!(fake.house.tally().finished, finished);
-    }
 }
 
 #[tokio::test]

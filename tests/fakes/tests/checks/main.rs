@@ -8,6 +8,5 @@ mod core;
 mod goldens;
 mod hosted;
 mod llamacpp;
-mod penalties;
 mod sglang;
 mod vllm;

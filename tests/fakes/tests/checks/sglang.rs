@@ -154,16 +154,13 @@ async fn streams_repeat_all_output_by_default() {
     let body = json!({"input_ids": prompt(20), "sampling_params": greedy(6), "stream": true});
     let fake = sglang(|_| {}).await;
     let whole = plain(&fake, &prompt(20), 6).await;
-    let all = events(fake.address, GENERATE, body.clone()).await;
+    let all = events(fake.address, GENERATE, body).await;
     assert_eq!((all.len(), all[6].as_str()), (7, "[DONE]"));
     let all = parsed(&all);
     for (at, event) in all.iter().enumerate() {
         assert_eq!(ids(&event["output_ids"]), whole[..=at]);
     }
     assert_eq!(all[5]["meta_info"]["finish_reason"], json!({"type": "length", "length": 6}));
-    let fake = sglang(|options| options.incremental = true).await;
-    let all = parsed(&events(fake.address, GENERATE, body).await);
-    assert_eq!(all.iter().flat_map(|event| ids(&event["output_ids"])).collect::<Vec<_>>(), whole);
 }
 
 #[tokio::test]
@@ -251,14 +248,6 @@ async fn defaults_of_the_model_reach_the_chat_route_alone() {
     let shown =
         get(fake.address, "/server_info").await.text() + &get(fake.address, "/model_info").await.text();
     assert!(!shown.contains("1.90625") && shown.contains("\"sampling_defaults\":\"model\""));
-    let open = sglang(|options| {
-        options.setup.defaults.temperature = Some(0.0);
-        options.sampling_defaults = "openai";
-    });
-    let open = open.await;
-    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "top_k": 4});
-    let first = ask(open.address, "/v1/chat/completions", body.clone()).await["choices"][0].clone();
-    assert_ne!(first, ask(open.address, "/v1/chat/completions", body).await["choices"][0]);
 }
 
 #[tokio::test]
@@ -277,17 +266,6 @@ async fn load_is_shown_and_metrics_are_behind_a_flag() {
 }
 
 #[tokio::test]
-async fn words_go_in_and_come_out() {
-    let fake = sglang(|_| {}).await;
-    let one = ask(fake.address, "/tokenize", json!({"prompt": "a house"})).await;
-    assert_eq!(one["count"], one["tokens"].as_array().unwrap().len());
-    let two = ask(fake.address, "/v1/tokenize", json!({"prompt": ["a house", "b"]})).await;
-    assert_eq!((&two["tokens"][0], two["count"].as_array().unwrap().len()), (&one["tokens"], 2));
-    let text = ask(fake.address, "/detokenize", json!({"tokens": one["tokens"]})).await;
-    assert_eq!(text, json!({"text": "a house"}));
-}
-
-#[tokio::test]
 async fn output_logprobs_are_processed_unless_all_is_greedy() {
     let fake = sglang(|_| {}).await;
     let logprob = async |temperature: f64, bias: Value| {
@@ -302,17 +280,12 @@ async fn output_logprobs_are_processed_unless_all_is_greedy() {
 }
 
 #[tokio::test]
-async fn openai_routes_return_ids_and_cached_tokens_on_request() {
-    let fake = sglang(|options| options.cache_report = true).await;
+async fn openai_routes_return_ids_on_request() {
+    let fake = sglang(|_| {}).await;
     let body = json!({"prompt": [prompt(20), prompt(22)], "max_tokens": 2, "temperature": 0, "return_token_ids": true});
-    ask(fake.address, "/v1/completions", body.clone()).await;
-    let answer = ask(fake.address, "/v1/completions", body.clone()).await;
-    assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 19 + 21);
+    let answer = ask(fake.address, "/v1/completions", body).await;
     assert_eq!(ids(&answer["choices"][1]["token_ids"]), plain(&fake, &prompt(22), 2).await);
     assert_eq!(ids(&answer["choices"][1]["prompt_token_ids"]), prompt(22));
-    let silent = sglang(|_| {}).await;
-    ask(silent.address, "/v1/completions", body.clone()).await;
-    assert!(ask(silent.address, "/v1/completions", body).await["usage"]["prompt_tokens_details"].is_null());
     let stream = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0, "stream": true,
         "stream_options": {"include_usage": true}});
     let all = events(fake.address, "/v1/chat/completions", stream).await;

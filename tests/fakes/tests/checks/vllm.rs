@@ -113,20 +113,6 @@ async fn rows_of_completions_never_read_the_cache() {
 }
 
 #[tokio::test]
-async fn on_a_tie_at_the_top_both_have_rank_two() {
-    let fake = vllm("0.29.0", |options| options.setup.temper.tie_every = Some(1)).await;
-    let more = plain(&fake, &prompt(20), 1).await;
-    let draft = [prompt(20), more.clone()].concat();
-    let rows = ask(fake.address, GENERATE, score(&draft, 0)).await["prompt_logprobs"].clone();
-    assert_eq!(rows.as_array().unwrap().last().unwrap()[more[0].to_string()]["rank"], 2);
-    // With one top token requested, it may be the other one of the tie, with an equal logprob.
-    let rows = ask(fake.address, GENERATE, score(&draft, 1)).await["prompt_logprobs"].clone();
-    let row = rows.as_array().unwrap().last().unwrap().as_object().unwrap().clone();
-    let logprobs: Vec<f64> = row.values().map(|entry| entry["logprob"].as_f64().unwrap()).collect();
-    assert!(row.len() == 2 && logprobs[0].to_bits() == logprobs[1].to_bits());
-}
-
-#[tokio::test]
 async fn the_token_endpoint_is_there_by_version_and_flag() {
     let status = async |version: &'static str, flag: bool| {
         let fake = vllm(version, |options| options.scale_out = flag).await;
@@ -214,6 +200,7 @@ async fn penalties_count_output_but_repetition_counts_all() {
             ids(&ask(fake.address, "/v1/completions", body).await["choices"][0]["token_ids"])
         };
         let whole = run(prompt(20), 60).await;
+        assert_ne!(whole, plain(&fake, &prompt(20), 60).await, "it has an effect");
         let rest = run([&prompt(20), &whole[..30]].concat(), 30).await;
         rest == whole[30..]
     };
@@ -236,12 +223,6 @@ async fn streams_have_ids_usage_and_an_end() {
     assert_eq!(tokens, plain(&fake, &prompt(20), 5).await);
     assert_eq!(all[2]["usage"], json!({"prompt_tokens": 20, "total_tokens": 23, "completion_tokens": 3}));
     assert_eq!((&all[5]["choices"], &all[5]["usage"]["completion_tokens"]), (&json!([]), &json!(5)));
-    let body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0,
-        "stream": true, "return_token_ids": true});
-    let all = parsed(&events(fake.address, "/v1/chat/completions", body).await);
-    assert_eq!(all[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
-    assert!(all[0]["prompt_token_ids"].is_array() && all[1]["choices"][0]["token_ids"].is_array());
-    assert_eq!(all[3]["choices"][0]["finish_reason"], "length");
 }
 
 #[tokio::test]
@@ -273,35 +254,16 @@ async fn wrong_fields_are_refused_and_unknown_ones_ignored() {
     let status = async |path: &str, body: Value| refusal(fake.address, path, body).await.0;
     let route = "/v1/completions";
     assert_eq!(status(route, json!({"prompt": [5], "max_tokens": 1, "prediction": 1})).await, 200);
-    assert_eq!(status(route, json!({"prompt": [5], "max_tokens": "many"})).await, 400);
-    assert_eq!(status(route, json!({"prompt": [5], "temperature": 2.5})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "logprobs": 21})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "n": 2, "temperature": 0})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "priority": 3})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "max_tokens": 0})).await, 400);
     assert_eq!(status(route, json!({"prompt": [5], "bad_words": ["a"]})).await, 501);
-    assert_eq!(status(route, json!({"prompt": [9000]})).await, 400);
-    assert_eq!(status(route, json!({"prompt": []})).await, 400);
-    assert_eq!(status(route, json!({"prompt": [5], "model": "other"})).await, 404);
     assert_eq!(status(route, json!({"prompt": vec![[5]; 1025], "max_tokens": 1})).await, 400);
     assert_eq!(status(route, json!({"prompt": prompt(60), "max_tokens": 5})).await, 400);
     assert_eq!(status(GENERATE, score(&prompt(64), 0)).await, 400);
     let old = vllm("0.15.1", |options| options.setup.max_len = 64).await;
     assert_eq!(refusal(old.address, GENERATE, score(&prompt(64), 0)).await.0, 500);
-    let (code, body) = refusal(fake.address, route, json!({"prompt": [5], "temperature": "hot"})).await;
-    let error: Value = serde_json::from_str(&body).unwrap();
-    assert_eq!((code, &error["error"]["code"]), (400, &json!(400)));
-}
-
-#[tokio::test]
-async fn words_go_in_and_come_out() {
-    let fake = vllm("0.33.0", |_| {}).await;
-    let tokens = ask(fake.address, "/tokenize", json!({"prompt": "a house"})).await;
-    assert_eq!(tokens["count"], tokens["tokens"].as_array().unwrap().len());
-    let text = ask(fake.address, "/detokenize", json!({"tokens": tokens["tokens"]})).await;
-    assert_eq!(text, json!({"prompt": "a house"}));
-    assert_eq!(get(fake.address, "/version").await.json(), json!({"version": "0.33.0"}));
-    assert_eq!(get(fake.address, "/v1/models").await.json()["data"][0]["max_model_len"], 40960);
 }
 
 #[tokio::test]
