@@ -20,9 +20,9 @@ const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/target");
 const TRAINER: &str = r#"#!/bin/sh
 while [ $# -gt 1 ]; do case $1 in --out) out=$2;; --work) work=$2;; --budget) budget=$2;; esac; shift; done
 mkdir -p "$out" && cat >"$work/../given" && touch "$out/model.onnx" && printf 'a line of a library \377\n'
-echo '{"event":"read","requests":2,"tokens":9,"held_out":1,"vocabulary":8192,"kept":5}'
+echo '{"event":"read","requests":2,"tokens":9,"validation":1,"vocabulary":8192,"occurring":5}'
 echo '{"event":"progress","share":0.5,"step":3,"loss":1.5,"tokens_per_second":100.0}'
-echo '{"event":"held_out","share":0.5,"groups":{},"mean":{"before":null,"after":1.5}}'
+echo '{"event":"validation","share":0.5,"groups":{},"mean":{"before":null,"after":1.5}}'
 echo '{"event":"done","groups":{"p":{"before":1.2,"after":1.8}},"mean":{"before":1.2,"after":1.8},"parameters":7,"seconds":'$budget'}'
 "#;
 const FAILING: &str =
@@ -186,8 +186,8 @@ fn a_drafter_is_trained_on_the_requests_of_its_vocabulary() {
     assert_eq!(code, Some(0), "{told}");
     assert_eq!(
         told,
-        "2 requests, 9 tokens; 1 held out; 5 of 8192 tokens occur\n \
-         50 %: mean acceptance length on held-out requests 1.50\n7 parameters, trained for 90 s\n\
+        "2 requests, 9 tokens; 1 for validation; 5 of 8192 tokens occur\n \
+         50 %: mean acceptance length on validation requests 1.50\n7 parameters, trained for 90 s\n\
          policy p: mean acceptance length 1.20 -> 1.80\nall: mean acceptance length 1.20 -> 1.80\n"
     );
     assert_eq!(folder.given(), [json!({"prompt": [1, 2], "output": [3, 4, 5], "group": "p"})]);

@@ -10,7 +10,7 @@ pub struct Tolerance {
     pub temperature: Curve,
     /// Factor by load, 0 to 1.
     pub load: Curve,
-    /// Upper bound of the product, 0 to 1.
+    /// Maximum of the product, 0 to 1.
     pub max: f64,
 }
 

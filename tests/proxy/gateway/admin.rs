@@ -394,8 +394,8 @@ async fn the_pages_requests_are_small_and_nonsense_is_refused() {
     let mode = &get(&gateway, "/api/status").await.json()["mode"];
     let of_b = &mode["backends"][0];
     assert_eq!((&mode["process"]["mode"], &of_b["name"]), (&json!("auto"), &json!("b")));
-    assert_eq!((&of_b["mode"], &of_b["own"]["base"]), (&json!("observe"), &json!("auto")));
-    assert!(of_b["own"]["ends_in_seconds"].as_f64().unwrap() > 3_000.0);
+    assert_eq!((&of_b["mode"], &of_b["override"]["base"]), (&json!("observe"), &json!("auto")));
+    assert!(of_b["override"]["ends_in_seconds"].as_f64().unwrap() > 3_000.0);
 }
 
 #[tokio::test(start_paused = true)]
