@@ -139,12 +139,12 @@ fn a_recording_is_counted_printed_and_purged() {
         (code, told.as_str()),
         (
             Some(0),
-            "2 requests removed, 2 left\ntrained on such requests, and still in use if a policy names it: /ours\n"
+            "2 requests removed, 2 remain\ntrained on such requests, and still in use if a policy names it: /ours\n"
         )
     );
     assert_eq!(
         folder.run(&["corpus", "purge", "recorded", "--tenant", "b"]).1,
-        "0 requests removed, 2 left\n"
+        "0 requests removed, 2 remain\n"
     );
     assert_eq!(folder.run(&["corpus", "purge", "recorded"]).0, Some(64), "what is purged must be said");
     assert_eq!(folder.run(&["corpus", "stats", "recorded", "--key-file", "nowhere"]).0, Some(1));
@@ -212,7 +212,7 @@ fn a_drafter_is_trained_on_the_requests_of_its_vocabulary() {
     fs::write(folder.path("mine/text"), "").unwrap();
     let (code, told) = folder.train(TRAINER, &["--out", "mine"]);
     assert_eq!((code, told.contains("mine: it holds something else")), (Some(1), true), "{told}");
-    for (out, said) in [(".", "current folder"), ("/", "no folder of its own"), ("..", "something else")] {
+    for (out, said) in [(".", "current folder"), ("/", "no parent folder"), ("..", "something else")] {
         let (code, told) = folder.train(TRAINER, &["--out", out]);
         assert_eq!((code, told.contains(said)), (Some(1), true), "{told}");
     }
@@ -289,10 +289,10 @@ fn a_purge_names_the_checkpoint_of_a_training_that_did_not_end() {
     let checkpoint = "the checkpoint of a training on such requests that did not end: /ours.training\n";
     assert_eq!(folder.train("#!/bin/sh\nkill -9 $$\n", &["--tenant", "a"]).0, Some(1));
     assert_eq!(folder.train(FAILING, &["--tenant", "b"]).0, Some(1));
-    assert_eq!(purged("a"), format!("1 requests removed, 3 left\n{checkpoint}"), "of either training");
-    assert_eq!(purged("b"), format!("1 requests removed, 2 left\n{checkpoint}"));
+    assert_eq!(purged("a"), format!("1 requests removed, 3 remain\n{checkpoint}"), "of either training");
+    assert_eq!(purged("b"), format!("1 requests removed, 2 remain\n{checkpoint}"));
     assert_eq!(folder.train(TRAINER, &["--tenant", "c"]).0, Some(0));
-    assert_eq!(purged("a"), "0 requests removed, 2 left\n", "it is gone with the end of a training");
+    assert_eq!(purged("a"), "0 requests removed, 2 remain\n", "it is gone with the end of a training");
     assert!(purged("c").ends_with("still in use if a policy names it: /ours\n"));
 }
 

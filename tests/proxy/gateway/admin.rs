@@ -249,7 +249,7 @@ async fn a_request_is_explained_as_it_would_be_decided_now() {
         (&json!("passthrough"), &json!("no_verify_method")),
         "{explained}"
     );
-    assert_eq!((&explained["asked"], &explained["backend"]), (&json!("proxy"), &json!("b")));
+    assert_eq!((&explained["facts_from"], &explained["backend"]), (&json!("proxy"), &json!("b")));
     assert_eq!(
         explained["policies"][0]["mismatches"],
         json!(["header x-team is none; this policy applies only to ide"])
