@@ -432,7 +432,7 @@ class Training:
             if self.best is None or mean > self.best["mean"]:
                 self.best = {"weights": weights, "groups": by_group, "mean": mean, "share": share}
             self.evaluating += time.monotonic() - began
-        emit("held_out", share=share, **self.compared(by_group, mean))
+        emit("validation", share=share, **self.compared(by_group, mean))
 
     def exported(self, weights):
         """A model with weights in 16 bits."""
@@ -538,7 +538,7 @@ def train(args, signals):
     parts = split(requests)
     kept = Kept.most_frequent(parts[0], vocabulary)
     tokens = sum(len(r.prompt) + len(r.output) for r in requests)
-    emit("read", requests=len(requests), tokens=tokens, held_out=len(parts[1]), vocabulary=vocabulary, kept=len(kept))
+    emit("read", requests=len(requests), tokens=tokens, validation=len(parts[1]), vocabulary=vocabulary, occurring=len(kept))
     start = Start(base.start(kept), size, f"the weights of `{base.folder.name}`") if base else \
         Start(layers.start(kept, args.tokenizer), size, f"the layers of `{layers.folder.name}`") if layers else \
         Start(None, size, "random weights")

@@ -125,7 +125,7 @@ impl Measurements<'_> {
     /// Draft nodes that one more verify request may have, so that all of ours in flight delay first
     /// tokens by no more than our share of what `ratio` allows: the greatest ratio of their times
     /// with and without drafts. One request may always have a few: else their delay would never be
-    /// measured again.
+    /// remeasured.
     pub fn nodes_allowed(&self, ratio: f64) -> usize {
         let (ours, all) = (self.concurrency.ours().max(1), self.concurrency.requests());
         let room = self.costs.room(ratio, ours as f64 / all.max(ours) as f64);
@@ -153,18 +153,18 @@ impl Measurements<'_> {
     }
 
     /// Notes the first `tokens` of a plain request after a round, `seconds` after it was sent: one,
-    /// or all of an answer that comes whole. `chosen`: as in [`Self::note_round`]. Returns the
+    /// or all of an unstreamed answer. `chosen`: as in [`Self::note_round`]. Returns the
     /// plain tokens won, negative if lost.
-    pub fn left(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
+    pub fn plain_resumed(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
         if !self.concurrency.read_within(seconds, now) {
-            self.costs.left(seconds, tokens, now);
+            self.costs.resumed(seconds, tokens, now);
         }
         self.continued(seconds, tokens, chosen, now)
     }
 
-    /// As [`Self::left`], of a plain request that continues another one.
+    /// As [`Self::plain_resumed`], of a plain request that continues another one.
     pub fn continued(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
-        // Their time includes the request's own, so it does not show the pace.
+        // Their time includes that of the request, so it does not show the pace.
         self.costs.plain_concurrent(tokens);
         // Plain decoding would have waited for the prompt, too.
         let read = self.concurrency.read_within(seconds, now);
@@ -209,8 +209,8 @@ impl Measurements<'_> {
         }
     }
 
-    /// Regret budget left, in plain tokens of every request.
-    pub fn regret_left(&self) -> f64 {
+    /// Remaining regret budget, in plain tokens of every request.
+    pub fn regret_remaining(&self) -> f64 {
         self.regret_budget.remaining(self.costs.regret_capacity()) / self.costs.plain_token_expected()
     }
 
@@ -232,16 +232,16 @@ impl Measurements<'_> {
     }
 }
 
-/// The part of the state that is kept over a restart.
+/// The part of the state that outlives a restart.
 #[derive(Serialize, Deserialize)]
-struct Kept<C, A, E> {
+struct Snapshot<C, A, E> {
     now: Tick,
     costs: C,
     regret_budgets: A,
     engine_start: E,
 }
 
-/// Bound for every measured figure (seconds, tokens, weights, and products of two of them): far
+/// Limit of every measured figure (seconds, tokens, weights, and products of two of them): far
 /// above any real one, and calculations below it stay within the range of f64.
 const MAX_FIGURE: f64 = 1e60;
 
@@ -255,9 +255,10 @@ fn learnable(saved: &serde_json::Value) -> serde_json::Result<()> {
 fn beyond(saved: &serde_json::Value) -> Option<f64> {
     match saved {
         serde_json::Value::Number(number) => {
-            // Whole numbers are moments, counts and hashes.
-            let figure = number.as_f64().filter(|_| number.is_f64())?;
-            (!figure.is_finite() || figure.abs() > MAX_FIGURE).then_some(figure)
+            // Integers are moments, counts and hashes.
+            let figure = number.as_f64()?;
+            let beyond = !figure.is_finite() || figure.abs() > MAX_FIGURE;
+            (number.is_f64() && beyond).then_some(figure)
         }
         serde_json::Value::Array(items) => items.iter().find_map(beyond),
         serde_json::Value::Object(members) => members.values().find_map(beyond),
@@ -265,7 +266,7 @@ fn beyond(saved: &serde_json::Value) -> Option<f64> {
     }
 }
 
-/// Maximum number of model drafters of an engine start with state of their own.
+/// Maximum number of model drafters of an engine start with separate state.
 const MAX_MODELS: usize = 32;
 
 /// The shared state of one engine start of a replica. Time spent under its lock is microseconds.
@@ -280,22 +281,22 @@ impl Control {
         Self::default()
     }
 
-    /// The measurements up to `now`, to be kept over a restart. The state of requests in flight is
-    /// not part of them.
+    /// The measurements up to `now`, to be stored over a restart, without the state of requests in
+    /// flight.
     ///
     /// # Errors
-    /// A figure cannot have been measured. Infinity has no number in JSON, and `null` in its place
+    /// A figure cannot have been measured. Infinity has no number in JSON, and `null` instead
     /// could not be read back.
     pub fn save(&self, now: Tick) -> serde_json::Result<serde_json::Value> {
         let (replica, engine_start) = &*self.states.lock();
-        let saved = serde_json::to_value(Kept {
+        let saved = serde_json::to_value(Snapshot {
             now,
             costs: &replica.costs,
             regret_budgets: &replica.regret_budgets,
             engine_start,
         })?;
         learnable(&saved)?;
-        Kept::<Costs, RegretBudgets, EngineStartState>::deserialize(&saved).map(|_| saved)
+        Snapshot::<Costs, RegretBudgets, EngineStartState>::deserialize(&saved).map(|_| saved)
     }
 
     /// Forgets the measurements, except the state of requests in flight and the numbers of the
@@ -319,7 +320,7 @@ impl Control {
     /// it may overflow.
     pub fn restored(saved: serde_json::Value, rest: Duration) -> serde_json::Result<Self> {
         learnable(&saved)?;
-        let Kept { now, mut costs, regret_budgets, engine_start }: Kept<
+        let Snapshot { now, mut costs, regret_budgets, engine_start }: Snapshot<
             Costs,
             RegretBudgets,
             EngineStartState,
@@ -329,8 +330,8 @@ impl Control {
         Ok(Self { states: Mutex::new((replica, engine_start)) })
     }
 
-    /// The number under which measurements of this model drafter are kept here. It is kept over a
-    /// restart. At most 32 have one of their own; those beyond share the last.
+    /// The number under which measurements of this model drafter are stored. It stays over a
+    /// restart. At most 32 have separate ones; those beyond share the last.
     pub fn model(&self, name: &str) -> u8 {
         let models = &mut self.states.lock().1.models;
         let known = models.iter().position(|known| known == name);
@@ -466,12 +467,12 @@ mod tests {
         let (control, way) = (Control::new(), Way::by(VerifyMethod::Tree, 300));
         control.with(|learnt| {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, Tick(0)));
-            let left = learnt.regret_left();
+            let left = learnt.regret_remaining();
             assert!(learnt.note_round(1, 0.2, 0.0, false) < -8.0);
             assert!(learnt.continued(0.2, 1, false, Tick(0)) < -8.0);
-            assert!((learnt.regret_left() - left).abs() < 1e-9);
+            assert!((learnt.regret_remaining() - left).abs() < 1e-9);
             learnt.note_round(1, 0.2, 0.0, true);
-            assert!(learnt.regret_left() < left - 1.0);
+            assert!(learnt.regret_remaining() < left - 1.0);
             for nodes in [0, 8] {
                 learnt.costs.verified(way, nodes, 0.02 + 0.001 * nodes as f64, Tick(0));
             }
@@ -482,7 +483,7 @@ mod tests {
                 waiting: 0,
                 kv_usage: None,
                 limit: None,
-                own: 0,
+                verifying: 0,
                 calls: 0,
                 age: Duration::ZERO,
             });
@@ -511,7 +512,7 @@ mod tests {
         let figures = |control: &Control| {
             control.with(|learnt| {
                 let rounds = learnt.classes.of(class).map(|rounds| rounds.count());
-                (learnt.costs.plain_token(), learnt.costs.verify(way, 4), rounds, learnt.regret_left())
+                (learnt.costs.plain_token(), learnt.costs.verify(way, 4), rounds, learnt.regret_remaining())
             })
         };
         assert_eq!(figures(&control), figures(&read));
@@ -553,7 +554,7 @@ mod tests {
 
         first.calls(4);
         let _second = Presence::new(std::sync::Arc::clone(&control));
-        let left = || control.with(|learnt| learnt.regret_left());
+        let left = || control.with(|learnt| learnt.regret_remaining());
         let (before, third) = (left(), Presence::reading(std::sync::Arc::clone(&control)));
         control.with(|learnt| {
             learnt.costs.verified(way, 4, 0.06, now);

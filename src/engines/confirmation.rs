@@ -49,7 +49,7 @@ impl Confirmation {
             )),
             (_, fields) if !fields.is_empty() => Some(format!(
                 "its answers have not confirmed the model's generation_config.json in {fields}: {passed}. They are \
-                 tested again; started with --enable-scale-out, it reports its defaults"
+                 retested; started with --enable-scale-out, it reports its defaults"
             )),
             _ => None,
         }

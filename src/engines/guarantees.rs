@@ -224,13 +224,13 @@ Written by `foretell check --guarantees`: each cell is the result of the functio
 a test compares this page with the program. The answers of a real server may allow less; `foretell explain --request F`
 shows the result for your server and your request.
 
-**Speculation never changes what a client gets, by the default rule.** At temperature 0 the text is the engine's own, up
-to the last bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's own sample
-at its position, so the distribution is the engine's own. With a seed a request is speculated on only where the engine's
+**Speculation never changes what a client gets, by the default rule.** At temperature 0 the text is the engine's, up
+to the last bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's sample
+at its position, so the distribution is the engine's. With a seed a request is speculated on only where the engine's
 noise is a function of the seed and the position (`onnx`; vLLM where the probe has seen it): then the text is identical;
 elsewhere it is passed through. A policy may choose a lossy rule: then the distribution of outputs is within `max_drift`
-of the engine's own in total variation (with `max_drift: null`, within the mean drift of outputs), and each answer
-reports its drift, for example 0.08 of at most 0.20; that figure of a single answer is no bound.
+of the engine's in total variation (with `max_drift: null`, within the mean drift of outputs), and each answer
+reports its drift, for example 0.08 of at most 0.20; that figure of a single answer is no guarantee.
 
 An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and
 ends with an error where another one answers at the address ([faults](fleet.md#faults-of-an-engine)).
@@ -238,11 +238,11 @@ ends with an error where another one answers at the address ([faults](fleet.md#f
 **A request that is not speculated on passes as it is.** A request that will not be speculated on (`mode: observe` and
 `off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a passthrough request, a server that speculates
 itself) leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what
-that adds is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat
+that adds is cut out of the bytes of its answer, and a JSON answer is built back with the engine's fields; a chat
 with SGLang may be requested in two parts ([how](engines.md#sglang)), whose events are written here. `usage.foretell` is
 in speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
 `--enable-scale-out`), or of an SGLang with `--enable-cache-report`: `prompt_tokens_details`, which they report at the
-end of their own streams only; it is null there.
+end of their streams only; it is null there.
 
 In a cell, `score`, `fan_out` or `tree` is the verification method; `–` means that the request is passed through as it
 is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two

@@ -355,7 +355,7 @@ pub trait Codec: Sync {
     /// It is not as expected, and no other answer of this server will be.
     fn first_token(&self, answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
         let _ = answer;
-        Err(Unreadable("no first token is asked for"))
+        Err(Unreadable("no first token is requested"))
     }
 
     /// The fields that [`Codec::first_request`] added, to be taken out of the answer.

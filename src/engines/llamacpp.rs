@@ -236,7 +236,7 @@ impl Codec for LlamaCpp {
         // Judged by the server's settings, never by the samples: which answers such a text ends
         // depends on the samples, and to refuse only those would change their distribution.
         if answers.iter().any(Answered::has_server_stops) {
-            return Err(Unreadable("the server has stop texts of its own (--reverse-prompt)"));
+            return Err(Unreadable("the server adds stop texts (--reverse-prompt)"));
         }
         answers.sort_by_key(|answer| answer.index);
         if answers.len() != request.nodes + 1 {

@@ -3,7 +3,7 @@
 //!
 //! * **Ollama** has one slot by default, takes text only and returns no ids: a fan-out would be
 //!   serial.
-//! * **mlx-lm** copies the whole KV cache at every fetch, and takes one text per call: a fan-out
+//! * **mlx-lm** copies the complete KV cache at every fetch, and takes one text per call: a fan-out
 //!   costs what it saves.
 //! * **Hosted services** bill for every verify request; how **unknown servers** would answer one is
 //!   not known.
@@ -14,7 +14,7 @@
 //!   where they are not (a greedy BPE joins two tokens that the model generated), the target would
 //!   silently condition on another context. And `/generate` always adds the tokenizer's special
 //!   tokens while a chat's template has written them already, so the prompt of a chat cannot be
-//!   sent again without knowing both. TGI would need ids in the stream, or prompts of ids.
+//!   resent without knowing both. TGI would need ids in the stream, or prompts of ids.
 //! * **TensorRT-LLM**, **Triton** and **LMDeploy** could be verified on in part: at temperature 0,
 //!   or with every field set, and on one of the two routes. They speculate themselves. The load of
 //!   the first and the last is read, where they report it; Triton's metrics are on another port.
@@ -72,8 +72,8 @@ impl Codec for Passthrough {
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
-        let told = [OLLAMA_VERSION, INFO, VERSION, KSERVE];
-        let version = told.into_iter().find_map(|path| answers.word(path, "/version"));
+        let paths = [OLLAMA_VERSION, INFO, VERSION, KSERVE];
+        let version = paths.into_iter().find_map(|path| answers.word(path, "/version"));
         Ok(Engine {
             load_path: self.load_page().filter(|page| answers.text(page).is_some()),
             ..Engine::new(self.0, answers.model().unwrap_or_default(), version.unwrap_or_default())

@@ -85,8 +85,8 @@ pub fn rows(
     for top in listed {
         // The bounds count special tokens, which `min_tokens` may bar.
         let between = || {
-            let may_bound = bounds && sampling.min_tokens == 0;
-            if may_bound { bounded(&top, width, sampling, &engine.may_end) } else { None }
+            let applies = bounds && sampling.min_tokens == 0;
+            if applies { bounded(&top, width, sampling, &engine.may_end) } else { None }
         };
         let Some(row) = row(&top, width, sampling, &engine.may_end).or_else(between) else { return rows };
         rows.push(row);

@@ -388,7 +388,7 @@ impl Codec for Vllm {
                     "its token endpoint is switched off: start it with --enable-scale-out".to_owned()
                 }
                 Some(status) => format!("its token endpoint answers {status}"),
-                None => "its token endpoint was not asked".to_owned(),
+                None => "its token endpoint was not tried".to_owned(),
             },
             VerifyMethod::FanOut => "its answers carry no token ids in this version".to_owned(),
             VerifyMethod::Tree => "vLLM has no such endpoint".to_owned(),

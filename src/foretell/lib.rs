@@ -1,6 +1,6 @@
 //! Foretell: a sidecar proxy that adds speculative decoding and adaptive control to LLM servers.
 //!
-//! This crate is the uppermost: commands, the operator's API, and the one place where all parts
+//! This crate is the uppermost: commands, the operator's API, and the crate where all parts
 //! meet. A module uses only those below it:
 //!
 //! | module | purpose |

@@ -224,7 +224,7 @@ fn is_permanent(reason: PlainReason) -> bool {
         | PlainReason::GateHealth
         | PlainReason::Shadow
         | PlainReason::NoDraft
-        | PlainReason::HeldBackText
+        | PlainReason::WithheldText
         | PlainReason::Undecided
         | PlainReason::DraftFault
         | PlainReason::VerifyFault

@@ -347,7 +347,7 @@ impl Observer {
             }
             Change::Ended => {
                 self.metrics.nothing_eligible(false);
-                tracing::info!("requests are eligible again");
+                tracing::info!("requests are eligible");
             }
         }
     }

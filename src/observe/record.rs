@@ -1,8 +1,8 @@
 //! The record of a request, from accepting it to the last byte of its answer.
 //!
 //! It is owned by the part that answers the request: the passthrough, a tunnel or a session loop.
-//! When a client disconnects, futures and bodies are dropped, so the record is written by its `Drop` at
-//! the latest.
+//! When a client disconnects, futures and bodies are dropped, so the record is written by its
+//! `Drop` at the latest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -236,7 +236,7 @@ impl Sums {
             "speculated": self.speculated.to_json(),
             "control_group": self.control_group.to_json(),
             "failed": self.failed,
-            "left": self.client_gone,
+            "disconnected": self.client_gone,
             "reasons": reasons.collect::<Vec<_>>(),
             "drafters": self.drafters.iter().map(|(name, rounds)| rounds.to_json(name)).collect::<Vec<_>>(),
             "relaxed": self.relaxed,

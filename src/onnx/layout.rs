@@ -2,7 +2,7 @@
 //!
 //! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a complete set,
 //! all lanes with as many tokens as the longest feed has: its cost grows with lanes, rows and
-//! tokens, and `TensorScatter` in place needs the complete tensor. So sequences of similar length
+//! tokens, and `TensorScatter` needs the complete tensor. So sequences of similar length
 //! that run together and grow by as many tokens belong in one set, and a sequence that runs alone,
 //! or with a draft while others take plain steps, belongs alone. Moving costs a copy: a set is
 //! assembled only once its missed savings exceed the cost of the move (the ski-rental rule: at most

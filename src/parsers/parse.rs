@@ -112,7 +112,7 @@ impl fmt::Display for Parsers {
 
 /// The server's answer cannot be determined from the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the server's answer cannot be told from the output")]
+#[error("the server's answer cannot be determined from the output")]
 pub struct Unsure;
 
 /// Variables of the chat template.

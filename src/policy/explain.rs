@@ -26,7 +26,6 @@ pub struct Explanation {
     /// Further remarks, one sentence each.
     pub notes: Vec<String>,
     /// Where the facts about the server come from: `proxy`, `server` or `nobody` (not known).
-    #[serde(rename = "asked")]
     pub facts_from: String,
     /// The request.
     #[serde(flatten)]
@@ -281,7 +280,9 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
     let reporting = [VerifyMethod::Tree, VerifyMethod::Score];
     let exact = match rule {
         Rule::Exact => Some("the rule is exact"),
-        _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
+        _ if ruling.sampling.seed.is_some() => {
+            Some("the request has a seed: it asks for a reproducible text")
+        }
         _ if ruling.sampling.grammar.is_some() => Some("a grammar binds the output"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
         _ if between.1 <= 0.0 => Some("the tolerance is 0 at this temperature"),
@@ -339,7 +340,7 @@ fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, S
     })
 }
 
-/// The passthrough reason in words: those of the last step that reports this reason, else the reason's.
+/// The passthrough reason in words: those of the last step with this reason, else the reason's.
 fn passthrough(reason: PassthroughReason, findings: &[Finding]) -> String {
     let found = findings.iter().rev().find(|finding| finding.result == StepResult::Passthrough(reason));
     let words = found.map_or(reason.words(), |finding| finding.words.as_str());

@@ -15,7 +15,7 @@ use foretell_wire::openai::{Control, PromptSize, Request, Sampling, SamplingFiel
 pub(super) enum Halt {
     Passthrough(Passthrough),
     /// Passed through, with the server's explanation.
-    RelayWithWords(PassthroughReason, String),
+    PassthroughWithWords(PassthroughReason, String),
     NoBackend,
     Down(String),
     Unknown(&'static str),
@@ -44,7 +44,7 @@ impl Halt {
     pub(super) fn ends(&self, step: DecisionStep) -> Outcome {
         match self {
             Self::Passthrough(passthrough) => Outcome::Passthrough(passthrough.clone()),
-            Self::RelayWithWords(reason, _) => Outcome::Passthrough((*reason).into()),
+            Self::PassthroughWithWords(reason, _) => Outcome::Passthrough((*reason).into()),
             Self::NoBackend | Self::Down(_) => Outcome::Nobody,
             Self::Unknown(why) => Outcome::Undecided(step, why),
         }
@@ -58,7 +58,7 @@ impl Halt {
             Self::Passthrough(Passthrough { reason, parameter: Some(parameter), .. }) => {
                 (StepResult::Passthrough(*reason), format!("because of {parameter}: {}", reason.words()))
             }
-            Self::RelayWithWords(reason, words) => (StepResult::Passthrough(*reason), words.clone()),
+            Self::PassthroughWithWords(reason, words) => (StepResult::Passthrough(*reason), words.clone()),
             Self::NoBackend => (StepResult::NoBackend, "no backend is configured for the request".to_owned()),
             Self::Down(why) => (StepResult::Down, format!("no replica answers: {why}")),
             Self::Unknown(why) => (StepResult::Unknown, (*why).to_owned()),
@@ -145,7 +145,7 @@ pub(super) fn server(state: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
     match state {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
         Fact::Known(ServerState::Passthrough(reason, why)) => {
-            Err(Halt::RelayWithWords(reason, why.to_owned()))
+            Err(Halt::PassthroughWithWords(reason, why.to_owned()))
         }
         Fact::Known(ServerState::Down(why)) => Err(Halt::Down(why.to_owned())),
         Fact::Known(ServerState::Known(server)) => match server.single {

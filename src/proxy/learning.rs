@@ -26,7 +26,8 @@ use foretell_net::fleet::Replica;
 use foretell_net::fleet::identity::{EngineStart, Identities, Identity, ServerKnowledge};
 use foretell_net::random;
 
-/// Maximum number of engine starts with costs and acceptance; the least recently used one is is evicted.
+/// Maximum number of engine starts with costs and acceptance; the least recently used one is
+/// evicted.
 const ENGINE_STARTS: usize = 1_024;
 /// An engine start without a request for this long may be dropped.
 pub const ENGINE_START_TTL: Duration = Duration::from_hours(24);

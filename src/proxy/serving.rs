@@ -177,7 +177,7 @@ impl SessionRunner {
         parsing::note(identity, request, &self.setup.learnt.answer_traits(identity))
     }
 
-    /// The policy's ruling, and the draw of its control group; the error is the reason for passthrough.
+    /// The policy's ruling, and the draw of its control group; the error is the passthrough reason.
     fn rule(
         &self,
         exchange: &Exchange,
@@ -199,7 +199,7 @@ impl SessionRunner {
         ruled
     }
 
-    /// Makes every decision that precedes the first call; the error is the reason for passing it through.
+    /// Makes every decision that precedes the first call; the error is the passthrough reason.
     fn prepare(&self, exchange: &Exchange) -> Result<Run, Passthrough> {
         let (request, backend) = (&exchange.request, exchange.replica.backend());
         let knowledge = self.setup.identities.knowledge(&exchange.replica);

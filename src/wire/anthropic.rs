@@ -75,10 +75,9 @@ fn signature(seed: u64, block: u64) -> String {
 }
 
 #[cfg(test)]
-mod goldens;
-
-#[cfg(test)]
 mod tests {
+    mod goldens;
+
     use super::*;
 
     #[test]

@@ -73,4 +73,4 @@ fn error_words(chat: Option<&Value>) -> Option<&str> {
 }
 
 #[cfg(test)]
-mod goldens;
+mod tests;

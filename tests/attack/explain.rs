@@ -74,7 +74,7 @@ fn a_missing_server_is_never_explained_as_eligible() {
     let dead = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", nobody()), "");
     let (told, words) = explained(dead.path(), &[]);
     assert_eq!(
-        (result(&told), &told["asked"]),
+        (result(&told), &told["facts_from"]),
         (("passthrough", "unreachable"), &"server".into()),
         "{words}"
     );
@@ -91,7 +91,7 @@ fn a_passthrough_server_is_never_explained_as_eligible() {
         folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", plain.address), "");
     let (told, words) = explained(passthrough.path(), &[]);
     assert_eq!(
-        (result(&told), &told["asked"]),
+        (result(&told), &told["facts_from"]),
         (("passthrough", "no_verify_method"), &"server".into()),
         "{words}"
     );
@@ -102,7 +102,7 @@ fn a_passthrough_server_is_never_explained_as_eligible() {
 fn without_a_backend_nothing_is_eligible() {
     let none = folder("backends: []", "");
     let (told, words) = explained(none.path(), &[]);
-    assert_eq!((result(&told), &told["asked"]), (("failed", "no_backend"), &"nobody".into()), "{words}");
+    assert_eq!((result(&told), &told["facts_from"]), (("failed", "no_backend"), &"nobody".into()), "{words}");
     assert!(!words.contains("eligible"), "{words}");
     let notes = told["notes"].as_array().unwrap();
     let says = |what: &str| notes.iter().any(|note| note.as_str().unwrap().contains(what));
@@ -114,8 +114,8 @@ fn unqueried_steps_are_undecided() {
     let address = nobody();
     let open = folder(&format!("backends: [{{ name: b, replicas: [\"http://{address}\"] }}]"), "");
     let (told, words) = explained(open.path(), &["--offline"]);
-    assert_eq!((result(&told), &told["asked"]), (("undecided", ""), &"nobody".into()), "{words}");
-    assert!(words.contains("step server: the server was not asked"), "{words}");
+    assert_eq!((result(&told), &told["facts_from"]), (("undecided", ""), &"nobody".into()), "{words}");
+    assert!(words.contains("step server: the server was not queried"), "{words}");
     // Steps that do not depend on the server are decided.
     let (told, _) = explained(open.path(), &["--offline", "--header", "x-foretell: gama=3"]);
     assert_eq!(result(&told), ("passthrough", "client"));
@@ -243,8 +243,8 @@ fn the_running_proxy_explains_and_reports_a_missing_server() {
         let (told, words) = told();
         (told["verify"][0] == "tree").then_some((told, words))
     });
-    assert_eq!((result(&first), &first["asked"]), (("eligible", ""), &"proxy".into()), "{words}");
-    assert!(words.contains("asked        the running proxy"), "{words}");
+    assert_eq!((result(&first), &first["facts_from"]), (("eligible", ""), &"proxy".into()), "{words}");
+    assert!(words.contains("facts from   the running proxy"), "{words}");
     assert_eq!(first["replica"], format!("b/0 at http://{}/", target.address));
 
     // Changed policies are not part of the answer until they are loaded, and a note says so.
@@ -263,7 +263,7 @@ fn the_running_proxy_explains_and_reports_a_missing_server() {
     std::fs::create_dir(home.join("others")).unwrap();
     std::fs::write(home.join("others/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();
     let (other, _) = explained(home, &["--config", "foretell.yaml", "--policies", "others"]);
-    assert_eq!((result(&other), &other["asked"]), (("passthrough", "policy"), &"server".into()));
+    assert_eq!((result(&other), &other["facts_from"]), (("passthrough", "policy"), &"server".into()));
 
     target.kill();
     let body = BODY.replace("\"m\"", "\"target\"");

@@ -456,7 +456,7 @@ fn all_tokens_of_a_whole_answer_are_booked_to_its_time() {
     desk.control.with(|learnt| (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, 1, Tick(0))));
     let (verify, _) = desk.take_step();
     let on = stays_plain(&desk.tell(verify, Event::Fault(Fault::Verify)));
-    let lost = |desk: &Desk| desk.control.with(|learnt| learnt.regret_left());
+    let lost = |desk: &Desk| desk.control.with(|learnt| learnt.regret_remaining());
     let (before, left) = (lost(&desk), desk.now);
     desk.now = left.after(Duration::from_millis(80 - 10));
     let tokens = vec![0; 8];
@@ -536,7 +536,7 @@ fn a_call_goes_on_where_the_backend_left_off() {
     let plain = desk.plain();
     // The backend's call lags behind the tokens: nothing else is known to be withheld.
     assert_eq!(desk.piece(plain, &[23], Parsed::default()), []);
-    assert_eq!(desk.session.summary().reason, Some(PlainReason::HeldBackText));
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::WithheldText));
     let asked = desk.piece(plain, &[0], call(Some("f"), "a"));
     let Some((verify, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
     let first = draft.nodes().first().map(|node| node.token).unwrap_or_default();
@@ -617,7 +617,7 @@ fn text_removed_by_a_parser_is_not_taken_for_a_withheld_stop_text() {
         }
         assert_eq!(
             (desk.session.summary().reason, desk.text.as_str()),
-            (Some(PlainReason::HeldBackText), "")
+            (Some(PlainReason::WithheldText), "")
         );
     }
 }

@@ -254,8 +254,8 @@ class Training(unittest.TestCase):
 
     def test_it_learns_and_the_folder_is_whole(self):
         events = self.events(budget=20)
-        self.assertEqual(events[0] | {"tokens": 0}, {"event": "read", "requests": 80, "tokens": 0, "held_out": 9,
-                                                     "vocabulary": 8192, "kept": events[0]["kept"]})
+        self.assertEqual(events[0] | {"tokens": 0}, {"event": "read", "requests": 80, "tokens": 0, "validation": 9,
+                                                     "vocabulary": 8192, "occurring": events[0]["occurring"]})
         done = events[-1]
         self.assertEqual((done["event"], set(done["groups"])), ("done", {"even", "odd"}))
         self.assertIsNone(done["mean"]["before"])

@@ -88,7 +88,7 @@ fn a_snapshot_without_a_folder_is_warned_of() {
     let process = format!("{ONE_BACKEND}corpus: {{ snapshot: none/learnt }}\n");
     let folder = Folder::new(&[("foretell.yaml", &process), ("policies/a.yaml", "version: 1\nname: x\n")]);
     let (code, told) = folder.check();
-    let warning = "warning: corpus.snapshot: no folder none: nothing is kept over a restart\n";
+    let warning = "warning: corpus.snapshot: no folder none: nothing is stored over a restart\n";
     assert!(code == 0 && told.contains(warning), "{told}");
 }
 
@@ -137,8 +137,8 @@ fn an_explanation_names_parameters_policies_and_the_result() {
     assert_eq!(
         told,
         format!(
-            "undecided: whether the request is eligible is not decided at step server: the server was not asked\n\
-             asked        nobody: the server's properties are not known\n\
+            "undecided: whether the request is eligible is not decided at step server: the server was not queried\n\
+             facts from   nobody: the server's properties are not known\n\
              route        chat\n\
              model        m (backend a, replica a/0 at http://a:1/)\n\
              temperature  0.7\n\
@@ -151,7 +151,7 @@ fn an_explanation_names_parameters_policies_and_the_result() {
                body         passed   every parameter can be carried\n  \
                backend      passed   a\n  \
                session      passed   a session slot is free\n  \
-               server       unknown  the server was not asked\n  \
+               server       unknown  the server was not queried\n  \
                engine       unknown  the answer depends on the server, which is not known\n  \
                policy       passed   rest@{rest} matches\n  \
                permission   unknown  the answer depends on the server, which is not known\n  \

@@ -20,9 +20,9 @@ const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/target");
 const TRAINER: &str = r#"#!/bin/sh
 while [ $# -gt 1 ]; do case $1 in --out) out=$2;; --work) work=$2;; --budget) budget=$2;; esac; shift; done
 mkdir -p "$out" && cat >"$work/../given" && touch "$out/model.onnx" && printf 'a line of a library \377\n'
-echo '{"event":"read","requests":2,"tokens":9,"held_out":1,"vocabulary":8192,"kept":5}'
+echo '{"event":"read","requests":2,"tokens":9,"validation":1,"vocabulary":8192,"occurring":5}'
 echo '{"event":"progress","share":0.5,"step":3,"loss":1.5,"tokens_per_second":100.0}'
-echo '{"event":"held_out","share":0.5,"groups":{},"mean":{"before":null,"after":1.5}}'
+echo '{"event":"validation","share":0.5,"groups":{},"mean":{"before":null,"after":1.5}}'
 echo '{"event":"done","groups":{"p":{"before":1.2,"after":1.8}},"mean":{"before":1.2,"after":1.8},"parameters":7,"seconds":'$budget'}'
 "#;
 const FAILING: &str =
@@ -139,12 +139,12 @@ fn a_recording_is_counted_printed_and_purged() {
         (code, told.as_str()),
         (
             Some(0),
-            "2 requests removed, 2 left\ntrained on such requests, and still in use if a policy names it: /ours\n"
+            "2 requests removed, 2 remain\ntrained on such requests, and still in use if a policy names it: /ours\n"
         )
     );
     assert_eq!(
         folder.run(&["corpus", "purge", "recorded", "--tenant", "b"]).1,
-        "0 requests removed, 2 left\n"
+        "0 requests removed, 2 remain\n"
     );
     assert_eq!(folder.run(&["corpus", "purge", "recorded"]).0, Some(64), "what is purged must be said");
     assert_eq!(folder.run(&["corpus", "stats", "recorded", "--key-file", "nowhere"]).0, Some(1));
@@ -186,8 +186,8 @@ fn a_drafter_is_trained_on_the_requests_of_its_vocabulary() {
     assert_eq!(code, Some(0), "{told}");
     assert_eq!(
         told,
-        "2 requests, 9 tokens; 1 held out; 5 of 8192 tokens occur\n \
-         50 %: mean acceptance length on held-out requests 1.50\n7 parameters, trained for 90 s\n\
+        "2 requests, 9 tokens; 1 for validation; 5 of 8192 tokens occur\n \
+         50 %: mean acceptance length on validation requests 1.50\n7 parameters, trained for 90 s\n\
          policy p: mean acceptance length 1.20 -> 1.80\nall: mean acceptance length 1.20 -> 1.80\n"
     );
     assert_eq!(folder.given(), [json!({"prompt": [1, 2], "output": [3, 4, 5], "group": "p"})]);
@@ -212,7 +212,7 @@ fn a_drafter_is_trained_on_the_requests_of_its_vocabulary() {
     fs::write(folder.path("mine/text"), "").unwrap();
     let (code, told) = folder.train(TRAINER, &["--out", "mine"]);
     assert_eq!((code, told.contains("mine: it holds something else")), (Some(1), true), "{told}");
-    for (out, said) in [(".", "current folder"), ("/", "no folder of its own"), ("..", "something else")] {
+    for (out, said) in [(".", "current folder"), ("/", "no parent folder"), ("..", "something else")] {
         let (code, told) = folder.train(TRAINER, &["--out", out]);
         assert_eq!((code, told.contains(said)), (Some(1), true), "{told}");
     }
@@ -289,10 +289,10 @@ fn a_purge_names_the_checkpoint_of_a_training_that_did_not_end() {
     let checkpoint = "the checkpoint of a training on such requests that did not end: /ours.training\n";
     assert_eq!(folder.train("#!/bin/sh\nkill -9 $$\n", &["--tenant", "a"]).0, Some(1));
     assert_eq!(folder.train(FAILING, &["--tenant", "b"]).0, Some(1));
-    assert_eq!(purged("a"), format!("1 requests removed, 3 left\n{checkpoint}"), "of either training");
-    assert_eq!(purged("b"), format!("1 requests removed, 2 left\n{checkpoint}"));
+    assert_eq!(purged("a"), format!("1 requests removed, 3 remain\n{checkpoint}"), "of either training");
+    assert_eq!(purged("b"), format!("1 requests removed, 2 remain\n{checkpoint}"));
     assert_eq!(folder.train(TRAINER, &["--tenant", "c"]).0, Some(0));
-    assert_eq!(purged("a"), "0 requests removed, 2 left\n", "it is gone with the end of a training");
+    assert_eq!(purged("a"), "0 requests removed, 2 remain\n", "it is gone with the end of a training");
     assert!(purged("c").ends_with("still in use if a policy names it: /ours\n"));
 }
 

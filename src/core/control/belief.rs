@@ -28,7 +28,7 @@ pub struct Belief {
     weight: f64,
     /// Time of the last measurement.
     at: Tick,
-    /// Measurements of others, which fill up the memory that own ones leave free.
+    /// Measurements of others, which fill up the memory that local ones leave free.
     #[serde(skip)]
     lent: Sum,
 }
@@ -46,19 +46,22 @@ impl Belief {
         if !seconds.is_finite() || seconds < 0.0 {
             return;
         }
-        let settled = self.known().filter(|_| self.weight(now) >= SETTLED);
-        self.count(settled.map_or(seconds, |mean| seconds.min(mean.max(scale) * OUTLIER)), now);
+        let most = match self.known() {
+            Some(mean) if self.weight(now) >= SETTLED => mean.max(scale) * OUTLIER,
+            _ => f64::INFINITY,
+        };
+        self.count(seconds.min(most), now);
     }
 
     /// Notes a value without a cap, for instance a share from 0 to 1.
     pub fn count(&mut self, value: f64, now: Tick) {
-        self.weight = (self.own_weight(now).max(0.0) + 1.0).min(MEMORY);
+        self.weight = (self.local_weight(now).max(0.0) + 1.0).min(MEMORY);
         self.mean += (value - self.mean) / self.weight;
         self.at = self.at.max(now);
     }
 
     /// Lowers the mean to `most`, in the mean's unit, if it is above.
-    pub fn bound(&mut self, most: f64) {
+    pub fn cap(&mut self, most: f64) {
         self.mean = self.mean.min(most);
         self.lent.0 = self.lent.0.min(most * self.lent.1);
     }
@@ -66,9 +69,9 @@ impl Belief {
     /// The mean; `None` before the first measurement.
     pub fn known(&self) -> Option<f64> {
         let Sum(total, weight) = self.filling();
-        let own = self.weight.max(0.0);
+        let local = self.weight.max(0.0);
         if weight > 0.0 {
-            return Sum(self.mean * own + total, own + weight).mean();
+            return Sum(self.mean * local + total, local + weight).mean();
         }
         (self.weight > 0.0).then_some(self.mean)
     }
@@ -76,7 +79,7 @@ impl Belief {
     /// Measurements that the mean is based on at `now`, 0 to 8: half as many after 120 idle
     /// seconds, and never none once there was one.
     pub fn weight(&self, now: Tick) -> f64 {
-        self.own_weight(now) + self.filling().1
+        self.local_weight(now) + self.filling().1
     }
 
     /// The part of the measurements of others that counts.
@@ -84,29 +87,29 @@ impl Belief {
         self.lent.within(MEMORY - self.weight)
     }
 
-    /// The own measurements, with their weight at `now`, as they are shared.
+    /// The local measurements, with their weight at `now`, as they are shared.
     pub(super) fn shared(&self, now: Tick) -> Sum {
-        let weight = self.own_weight(now);
+        let weight = self.local_weight(now);
         Sum(self.mean * weight, weight)
     }
 
-    /// Takes measurements of others, in place of those before; returns true if they differ.
+    /// Replaces the measurements of others; returns true if they differ.
     pub(super) fn lend(&mut self, lent: Sum) -> bool {
         std::mem::replace(&mut self.lent, lent) != lent
     }
 
     /// True if something was measured here.
-    pub(super) fn is_own(&self) -> bool {
+    pub(super) fn is_measured(&self) -> bool {
         self.weight > 0.0
     }
 
-    fn own_weight(&self, now: Tick) -> f64 {
+    fn local_weight(&self, now: Tick) -> f64 {
         self.weight * IDLE_HALF_WEIGHT / (IDLE_HALF_WEIGHT + now.seconds_since(self.at))
     }
 
     /// Makes `now` the origin of time, keeping the present certainty of the mean.
     pub fn age(&mut self, now: Tick) {
-        (self.weight, self.at) = (self.own_weight(now), Tick::default());
+        (self.weight, self.at) = (self.local_weight(now), Tick::default());
     }
 }
 

@@ -4,7 +4,7 @@
 //! there rejected draft tokens may take no more than a share of the time. Tokens that are accepted
 //! cost others nothing, for plain decoding would have computed as many. The more of the budget is
 //! used, the surer a draft token must be, so that drafts get shorter before none may be sent at
-//! all. What our own requests cost each other is part of the cost of a round.
+//! all. What our requests cost each other is part of the cost of a round.
 
 /// Share of the time that rejected draft tokens may take.
 const SHARE: f64 = 0.02;
@@ -21,40 +21,40 @@ const DEEPEST: f64 = SHARE * 60.0;
 /// flight, shared by all sessions of its replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
-    left: f64,
+    remaining: f64,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { left: MAX }
+        Self { remaining: MAX }
     }
 }
 
 impl Budget {
     /// Notes the passing of time, seconds: the allowed share of it is added.
     pub fn passed(&mut self, seconds: f64) {
-        self.left = (self.left + SHARE * seconds.max(0.0)).min(MAX);
+        self.remaining = (self.remaining + SHARE * seconds.max(0.0)).min(MAX);
     }
 
     /// Notes seconds that were spent on rejected tokens next to requests of others.
     pub fn wasted(&mut self, seconds: f64) {
-        self.left = (self.left - seconds).max(-DEEPEST);
+        self.remaining = (self.remaining - seconds).max(-DEEPEST);
     }
 
     /// Price of a draft node in tokens, 0 to 1: the used share of what may be saved up. A node is
     /// sent if its survival probability is worth this as well as its time.
     pub fn price(&self) -> f64 {
-        (1.0 - self.left / MAX).clamp(0.0, 1.0)
+        (1.0 - self.remaining / MAX).clamp(0.0, 1.0)
     }
 
     /// True if a session may begin to speculate: the budget is above 0.
     pub fn may_begin(&self) -> bool {
-        self.left > 0.0
+        self.remaining > 0.0
     }
 
     /// True if a session that speculates may go on.
     pub fn may_go_on(&self) -> bool {
-        self.left > -OVERDRAFT
+        self.remaining > -OVERDRAFT
     }
 }
 

@@ -32,7 +32,7 @@ impl Quote {
 }
 
 /// The cut with the largest surplus of tokens over those that its seconds yield elsewhere, at
-/// `rate` tokens per second: the rate reached in the long run. A cut for its own best rate would
+/// `rate` tokens per second: the rate reached in the long run. A cut for its best rate alone would
 /// make certain drafts too short. `survival`: survival probabilities, 0 to 1, indexed by node, best
 /// first; `seconds(n)`: seconds of a round with n nodes. Ties go to the shorter cut, which may have
 /// no nodes.

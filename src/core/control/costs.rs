@@ -1,9 +1,9 @@
 //! Costs of requests in seconds: measured and weighted, assumed only where there is no measurement.
 //!
-//! The plain pace is kept by the engine's concurrency; the time of a verify request by the method
+//! The plain pace is stored per concurrency of the engine; the time of a verify request per method
 //! that was used, the size of the context, that concurrency and the number of draft nodes. Idle
 //! time makes all of it less certain and forgets none of it, and measurements of requests that lost
-//! time are kept as long and with the same weight as those of requests that won.
+//! time are stored as long and with the same weight as those of requests that won.
 
 mod drafts;
 mod first_tokens;
@@ -201,20 +201,20 @@ impl Costs {
     }
 
     /// Notes `tokens` plain tokens that do not show the pace: concurrent with verify requests of
-    /// others, or of an answer that came whole. They count towards giving up its measurement.
+    /// others, or of an unstreamed answer. They count towards giving up its measurement.
     pub fn plain_concurrent(&mut self, tokens: usize) {
         let known = self.pace_is_known();
         self.renewals.of(self.concurrency).concurrent(tokens, known);
     }
 
     /// Notes seconds of speculation, by which the plain pace ages: in tokens of the shortest pace,
-    /// since one that is too long would hardly age in its own.
+    /// since one that is too long would hardly age in its tokens.
     pub fn speculated(&mut self, seconds: f64) {
         let token = self.pace.lowest().unwrap_or_else(|| self.plain_token_expected());
         self.renewals.of(self.concurrency).speculated(seconds / token);
     }
 
-    /// True if the plain pace is to be measured again, with the next plain request.
+    /// True if the next plain request is to remeasure the plain pace.
     pub fn pace_is_old(&self) -> bool {
         self.renewals.get(self.concurrency).is_old(self.pace_is_known())
     }
@@ -227,11 +227,11 @@ impl Costs {
     /// True if the pace here was measured, by us to the end or by other sidecars: a few tokens that
     /// came while prompts were read make a figure, but do not show it.
     fn pace_is_known(&self) -> bool {
-        let own = || {
+        let measured = || {
             self.renewals.get(self.concurrency).is_measured()
                 && self.pace.token_of(self.concurrency).is_some()
         };
-        self.pace.is_lent(self.concurrency) || own()
+        self.pace.is_lent(self.concurrency) || measured()
     }
 
     /// Notes the seconds of a verify request with `nodes` draft nodes in the middle of a streak of
@@ -253,12 +253,14 @@ impl Costs {
     }
 
     /// Seconds by which a draft node of one verify request makes another one of ours longer; 0
-    /// before that was measured. A request's own nodes are fitted, too: those of others grow and
-    /// shrink with them. Where the concurrency has no upper bound, there are more draft tokens in
-    /// flight with more requests, whose own tokens take time as well: that slope shows nothing.
+    /// before that was measured. The request's nodes are fitted, too: those of others grow and
+    /// shrink with them. Where the concurrency has no upper limit, there are more draft tokens in
+    /// flight with more requests, whose tokens take time as well: that slope shows nothing.
     pub fn per_concurrent_node(&self) -> f64 {
-        let fit = self.concurrent.fit(self.concurrency).filter(|_| !self.concurrency.is_open());
-        fit.map_or(0.0, |fit| fit.slopes[0].max(0.0))
+        if self.concurrency.is_open() {
+            return 0.0;
+        }
+        self.concurrent.fit(self.concurrency).map_or(0.0, |fit| fit.slopes[0].max(0.0))
     }
 
     /// Notes if a verify request of a method decided at least one token.
@@ -271,7 +273,7 @@ impl Costs {
     /// Notes the first verify request after plain decoding: its time beyond the expected one is the
     /// cost of switching. It does not show the time of requests in the middle of a streak, so a
     /// streak must go on to measure one. A first request that takes longer than any switch is
-    /// itself that expensive, for instance because it reads the whole context.
+    /// itself that expensive, for instance because it reads the complete context.
     pub fn entered(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
         let expected = self.call(way, nodes);
         if !self.verify_measured(way) && seconds > EXPENSIVE * expected {
@@ -285,7 +287,7 @@ impl Costs {
     }
 
     /// Notes the first `tokens` of a plain request after a round, `seconds` after it was sent.
-    pub fn left(&mut self, seconds: f64, tokens: usize, now: Tick) {
+    pub fn resumed(&mut self, seconds: f64, tokens: usize, now: Tick) {
         let belief = self.switch_out.get_mut(self.concurrency.index());
         if let Some((token, belief)) = self.pace.token(self.concurrency).zip(belief) {
             belief.observe_of((seconds - tokens as f64 * token).max(0.0), token, now);
@@ -324,7 +326,7 @@ impl Costs {
     /// The seconds of verify requests that were measured here, with their weight at `now`.
     pub(super) fn learnt_verify(&self, now: Tick) -> impl Iterator<Item = VerifyCosts> {
         self.verify.measured().map(move |(key, means)| {
-            let measured = means.iter().enumerate().filter(|(_, mean)| mean.is_own());
+            let measured = means.iter().enumerate().filter(|(_, mean)| mean.is_measured());
             let drafts = measured.filter_map(|(nodes, mean)| {
                 Some(DraftCosts { nodes, seconds: mean.known()?, weight: mean.weight(now) })
             });
@@ -336,9 +338,11 @@ impl Costs {
     /// the probability that it decides nothing another one by the fallback.
     pub fn verify(&self, way: Way, nodes: usize) -> f64 {
         let undecided = self.undecided.get(way.method.index()).and_then(Belief::known).unwrap_or(0.0);
-        let again = way.fallback.filter(|_| undecided > 0.0);
-        let again = again.map_or(0.0, |method| undecided * self.call(Way::by(method, way.context), nodes));
-        self.call(way, nodes) + again
+        let retry = match way.fallback {
+            Some(method) if undecided > 0.0 => undecided * self.call(Way::by(method, way.context), nodes),
+            _ => 0.0,
+        };
+        self.call(way, nodes) + retry
     }
 
     /// Expected seconds of one verify request. Measurements at another concurrency are scaled by
@@ -354,8 +358,11 @@ impl Costs {
         let known = self.verify.seconds(position, nodes, token);
         let wait = if plain_neighbours { token } else { 0.0 };
         let Some((seconds, concurrency)) = known else { return self.guess(nodes) + wait };
+        if concurrency == self.concurrency {
+            return seconds;
+        }
         let paces = self.pace.token_of(self.concurrency).zip(self.pace.token_of(concurrency));
-        seconds * paces.filter(|_| concurrency != self.concurrency).map_or(1.0, |(here, there)| here / there)
+        seconds * paces.map_or(1.0, |(here, there)| here / there)
     }
 
     /// Notes the seconds of a verify request in the middle of a streak, for which the model drafter
@@ -370,21 +377,21 @@ impl Costs {
     /// drafted while the engine computes for others, and the mean saving per measured request. Both
     /// are 0 with one request in flight, and before they are measured.
     pub fn saved_by_drafting(&self, model: u8) -> (f64, f64) {
-        let fit = self.wait.fit(self.concurrency);
-        let Some(fit) = fit.filter(|_| self.concurrency != ConcurrencyBucket::default()) else {
+        if self.concurrency == ConcurrencyBucket::default() {
             return (0.0, 0.0);
-        };
+        }
+        let Some(fit) = self.wait.fit(self.concurrency) else { return (0.0, 0.0) };
         let saved = (-fit.slopes[0]).clamp(0.0, self.draft_token(model));
         (saved, saved * self.wait.mean(self.concurrency))
     }
 
-    /// The state when a client's own request is sent, while `drafted` tokens of our verify requests
+    /// The state when a client's request is sent, while `drafted` tokens of our verify requests
     /// are in flight; `None` between rounds.
     pub fn sent(&self, drafted: Option<usize>) -> Sent {
         self.first_tokens.sent(self.concurrency, drafted)
     }
 
-    /// Notes the first token of a client's own request with `prompt` tokens, `seconds` after it was
+    /// Notes the first token of a client's request with `prompt` tokens, `seconds` after it was
     /// sent.
     pub fn first_token(&mut self, sent: Sent, prompt: usize, seconds: f64) {
         self.first_tokens.observe(sent, prompt, seconds);

@@ -31,8 +31,8 @@ impl<K: Clone + Eq + Hash, V: Default> ExpiringMap<K, V> {
         if !self.entries.contains_key(key) {
             self.make_room(now);
         }
-        let (value, asked) = self.entries.entry(key.clone()).or_default();
-        *asked = now;
+        let (value, used) = self.entries.entry(key.clone()).or_default();
+        *used = now;
         value
     }
 
@@ -57,9 +57,9 @@ impl<K: Clone + Eq + Hash, V: Default> ExpiringMap<K, V> {
     }
 
     fn make_room(&mut self, now: Tick) {
-        self.entries.retain(|_, (_, asked)| now - *asked < self.oldest);
+        self.entries.retain(|_, (_, used)| now - *used < self.oldest);
         while self.entries.len() >= self.most {
-            let longest = self.entries.iter().min_by_key(|(_, (_, asked))| *asked);
+            let longest = self.entries.iter().min_by_key(|(_, (_, used))| *used);
             let Some(key) = longest.map(|(key, _)| key.clone()) else { return };
             self.entries.remove(&key);
         }

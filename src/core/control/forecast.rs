@@ -36,11 +36,11 @@ pub struct Forecast {
 pub struct Gain {
     /// Mean speedup: plain time ÷ time with speculation.
     pub middle: f64,
-    /// Lower bound of 95 %, from the variance of the tokens of a round (as of a geometric
+    /// Lower limit of 95 %, from the variance of the tokens of a round (as of a geometric
     /// distribution of that mean) and the number of rounds. The uncertainty of costs is not
     /// included.
     pub low: f64,
-    /// Upper bound of 95 %.
+    /// Upper limit of 95 %.
     pub high: f64,
     /// Rounds of its kind that it is based on, decayed.
     pub rounds: f64,
@@ -70,17 +70,21 @@ pub struct Prospective<'a> {
 }
 
 /// The forecast at `now` for a request, with the gain of its best drafter.
-pub fn forecast(learnt: &mut Measurements<'_>, asked: &Prospective<'_>, now: Tick) -> Forecast {
-    let classes = asked.classes;
-    let round_costs = |model| RoundCosts::new(learnt, asked.way, model, false);
+pub fn forecast(learnt: &mut Measurements<'_>, request: &Prospective<'_>, now: Tick) -> Forecast {
+    let classes = request.classes;
+    let round_costs = |model| RoundCosts::new(learnt, request.way, model, false);
     let gain = classes.iter().filter_map(|class| gain(learnt, *class, &round_costs(class.drafter().number)));
     let gain = gain.max_by(|a, b| a.middle.total_cmp(&b.middle));
     let round_costs = round_costs(0);
     Forecast {
         load: learnt.concurrency.load(),
-        regret_budget: learnt.regret_left(),
+        regret_budget: learnt.regret_remaining(),
         token: learnt.costs.plain_token(),
-        reasons: if asked.forced { forced(classes) } else { reasons(learnt, gain, asked, &round_costs, now) },
+        reasons: if request.forced {
+            forced(classes)
+        } else {
+            reasons(learnt, gain, request, &round_costs, now)
+        },
         gain,
     }
 }
@@ -88,8 +92,10 @@ pub fn forecast(learnt: &mut Measurements<'_>, asked: &Prospective<'_>, now: Tic
 fn gain(learnt: &Measurements<'_>, class: Class, round_costs: &RoundCosts) -> Option<Gain> {
     let rounds = learnt.classes.of(class)?;
     let value = round_costs.value(&rounds);
-    let rate = value.rate().filter(|_| value.rounds >= FEW)?;
-    let middle = rate * round_costs.token;
+    if value.rounds < FEW {
+        return None;
+    }
+    let middle = value.rate()? * round_costs.token;
     let tokens = value.tokens / value.rounds;
     let spread = NORMAL * (tokens * (tokens - 1.0).max(0.0) / value.rounds).sqrt() / tokens;
     let (low, high) = (middle * (1.0 - spread).max(0.0), middle * (1.0 + spread));
@@ -111,33 +117,33 @@ fn forced(classes: &[Class]) -> Vec<Closed> {
 }
 
 /// True if hardly any first token of any of these drafters is accepted.
-fn refused(learnt: &Measurements<'_>, asked: &Prospective<'_>) -> bool {
-    let drafters = asked.classes.iter().map(|class| (class.bucket(), class.drafter()));
-    learnt.survival.all_refused(drafters, asked.min_acceptance)
+fn refused(learnt: &Measurements<'_>, request: &Prospective<'_>) -> bool {
+    let drafters = request.classes.iter().map(|class| (class.bucket(), class.drafter()));
+    learnt.survival.all_refused(drafters, request.min_acceptance)
 }
 
 fn reasons(
     learnt: &mut Measurements<'_>,
     gain: Option<Gain>,
-    asked: &Prospective<'_>,
+    request: &Prospective<'_>,
     round_costs: &RoundCosts,
     now: Tick,
 ) -> Vec<Closed> {
     let gates = gates::closed(GateInputs {
         learnt: &mut *learnt,
         speculating: false,
-        first_token: asked.first_token,
+        first_token: request.first_token,
         now,
     });
     let mut found: Vec<Closed> = gates.collect();
-    if asked.classes.is_empty() {
+    if request.classes.is_empty() {
         found.push(UNDRAFTED);
     }
     let measured = learnt.costs.plain_token().is_some();
-    if measured && round_costs.within_gap(1, asked.max_gap).is_none_or(|nodes| nodes == 0) {
+    if measured && round_costs.within_gap(1, request.max_gap).is_none_or(|nodes| nodes == 0) {
         found.push((PlainReason::MaxGap, PlainReason::MaxGap.words()));
     }
-    found.extend(yields(learnt, gain, asked, round_costs));
+    found.extend(yields(learnt, gain, request, round_costs));
     found
 }
 
@@ -145,12 +151,12 @@ fn reasons(
 fn yields(
     learnt: &Measurements<'_>,
     gain: Option<Gain>,
-    asked: &Prospective<'_>,
+    request: &Prospective<'_>,
     round_costs: &RoundCosts,
 ) -> impl Iterator<Item = Closed> {
-    let unseen = gain.is_none() && !asked.classes.is_empty();
-    let small = gain.is_some_and(|gain| !is_faster(gain.middle, 1.0, asked.margin));
-    let refuses = (small || unseen) && refused(learnt, asked);
+    let unseen = gain.is_none() && !request.classes.is_empty();
+    let small = gain.is_some_and(|gain| !is_faster(gain.middle, 1.0, request.margin));
+    let refuses = (small || unseen) && refused(learnt, request);
     let rest = learnt.expected_remainder(0) * round_costs.token;
     let switches = round_costs.switch_in + round_costs.switch_out;
     let short = !small && gain.is_some_and(|gain| !wins_switches(rest, rest / gain.middle, switches));
@@ -170,8 +176,8 @@ mod tests {
     #[test]
     fn seen_rounds_give_a_forecast_and_unseen_ones_a_reason() {
         let control = Control::new();
-        let asked = |classes: &[Class]| {
-            let asked = Prospective {
+        let request = |classes: &[Class]| {
+            let request = Prospective {
                 classes,
                 way: Way::by(VerifyMethod::Tree, 40),
                 margin: 0.1,
@@ -181,11 +187,13 @@ mod tests {
                 forced: false,
             };
             control.with(|learnt| {
-                assert!(forecast(learnt, &Prospective { forced: true, ..asked }, Tick(1)).reasons.len() <= 1);
-                forecast(learnt, &asked, Tick(1))
+                assert!(
+                    forecast(learnt, &Prospective { forced: true, ..request }, Tick(1)).reasons.len() <= 1
+                );
+                forecast(learnt, &request, Tick(1))
             })
         };
-        let fresh = asked(&[CLASS]);
+        let fresh = request(&[CLASS]);
         assert_eq!((fresh.token, fresh.gain), (None, None));
         let why: Vec<PlainReason> = fresh.reasons.iter().map(|reason| reason.0).collect();
         assert_eq!(why, [PlainReason::NotMeasured, PlainReason::NoGain]);
@@ -198,7 +206,7 @@ mod tests {
             }
             (0..40).for_each(|_| learnt.classes.push(CLASS, Round::new(4, 0, 3)));
         });
-        let known = asked(&[CLASS]);
+        let known = request(&[CLASS]);
         let gain = known.gain.expect("forty rounds");
         assert!(known.reasons.is_empty(), "{:?}", known.reasons);
         assert!(
@@ -206,7 +214,7 @@ mod tests {
             "{gain:?}"
         );
         assert!(gain.low > 1.7, "{gain:?}");
-        assert_eq!(asked(&[]).reasons.len(), 1);
+        assert_eq!(request(&[]).reasons.len(), 1);
         // As in `SpeculationController::budget`: an empty round fits into the gap, one with a draft
         // does not.
         let tight = |max_gap: f64| {
@@ -216,7 +224,7 @@ mod tests {
                         learnt.costs.verified(Way::by(VerifyMethod::Tree, 40), nodes, seconds, Tick(0));
                     });
                 }
-                let asked = Prospective {
+                let request = Prospective {
                     classes: &[CLASS],
                     way: Way::by(VerifyMethod::Tree, 40),
                     margin: 0.1,
@@ -225,7 +233,10 @@ mod tests {
                     min_acceptance: 0.2,
                     forced: false,
                 };
-                forecast(learnt, &asked, Tick(1)).reasons.iter().any(|reason| reason.0 == PlainReason::MaxGap)
+                forecast(learnt, &request, Tick(1))
+                    .reasons
+                    .iter()
+                    .any(|reason| reason.0 == PlainReason::MaxGap)
             })
         };
         assert!(tight(0.1) && !tight(0.6));

@@ -1,7 +1,7 @@
-//! Gates of a replica: those of its load, from the engine's own report, and those of its
+//! Gates of a replica: those of its load, from the engine's report, and those of its
 //! measurements.
 //!
-//! From a load report the share of Foretell's own verify requests is subtracted first: a fan-out
+//! From a load report the share of Foretell's verify requests is subtracted first: a fan-out
 //! that waits for its slots must not close the gate on itself.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ const MEASURED: [MeasuredGate; 5] = [
     },
     MeasuredGate {
         reason: PlainReason::NotMeasured,
-        words: "the cost of a plain token on this replica is due to be measured again",
+        words: "the cost of a plain token on this replica is due to be remeasured",
         is_closed: |inputs| inputs.is_measured() && inputs.pace_is_due(),
     },
     MeasuredGate {
@@ -73,7 +73,7 @@ impl GateInputs<'_, '_> {
         self.learnt.costs.plain_token().is_some()
     }
 
-    /// True if the plain pace has to be measured again. A session that is alone goes on for longer.
+    /// True if the plain pace has to be remeasured. A session that is alone goes on for longer.
     fn pace_is_due(&self) -> bool {
         let goes_on = self.speculating && self.learnt.concurrency.requests() <= 1;
         let costs = &self.learnt.costs;
@@ -101,8 +101,8 @@ pub struct Signal {
     pub kv_usage: Option<f64>,
     /// Maximum requests that the engine computes at once; `None` if it does not report that.
     pub limit: Option<u32>,
-    /// Sequences of Foretell's own verify requests among them.
-    pub own: u32,
+    /// Sequences of Foretell's verify requests among them.
+    pub verifying: u32,
     /// Requests in flight through this Foretell at the time of the report; one with several
     /// sequences counts once.
     pub calls: u32,
@@ -111,16 +111,16 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// True if only Foretell's own verify requests are computed or wait.
+    /// True if only Foretell's verify requests are computed or wait.
     pub fn is_idle(&self) -> bool {
-        self.running.saturating_add(self.waiting) <= self.own
+        self.running.saturating_add(self.waiting) <= self.verifying
     }
 }
 
 /// The limits beyond which speculation is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadGates {
-    /// Maximum requests that wait, without Foretell's own verify requests.
+    /// Maximum requests that wait, without Foretell's verify requests.
     pub waiting: u32,
     /// Maximum share of the KV memory in use, 0 to 1.
     pub kv: f64,
@@ -136,7 +136,7 @@ impl LoadGates {
         if signal.age > self.stale {
             return Some(PlainReason::GateStale);
         }
-        let waiting = signal.waiting.saturating_sub(signal.own);
+        let waiting = signal.waiting.saturating_sub(signal.verifying);
         let full = signal.kv_usage.is_some_and(|usage| usage > self.kv);
         (waiting > self.waiting || full).then_some(PlainReason::GateLoad)
     }
@@ -153,7 +153,7 @@ mod tests {
         waiting: 0,
         kv_usage: Some(0.2),
         limit: None,
-        own: 0,
+        verifying: 0,
         calls: 0,
         age: Duration::from_millis(400),
     };
@@ -171,8 +171,11 @@ mod tests {
 
     #[test]
     fn our_own_verify_requests_do_not_count() {
-        assert_eq!(GATES.closed(Some(&Signal { waiting: 4, own: 5, ..QUIET })), None);
-        assert_eq!(GATES.closed(Some(&Signal { waiting: 6, own: 5, ..QUIET })), Some(PlainReason::GateLoad));
+        assert_eq!(GATES.closed(Some(&Signal { waiting: 4, verifying: 5, ..QUIET })), None);
+        assert_eq!(
+            GATES.closed(Some(&Signal { waiting: 6, verifying: 5, ..QUIET })),
+            Some(PlainReason::GateLoad)
+        );
     }
 
     #[test]

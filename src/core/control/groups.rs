@@ -7,7 +7,7 @@
 //! over the hours affect both. The interval of the difference is valid at every moment, however
 //! often it is read (a confidence sequence: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, arXiv
 //! 2103.06476, Theorem 2.2): an ordinary interval that is read after every request sooner or later
-//! shows a loss that is not there. Where a loss is shown the gate closes, and is tried again after
+//! shows a loss that is not there. Where a loss is shown the gate closes, and is retried after
 //! a while: never for good.
 //!
 //! Requests that were not speculated on yield a projected speedup from the rounds that were
@@ -30,7 +30,7 @@ const MAX: f64 = 1_000.0;
 const BLOCK: u32 = 1;
 /// Half-width of the interval of the logarithm below which the group may have its minimum size.
 const NARROW: f64 = 0.05;
-/// A gate that closes again at once waits longer every time, up to this multiple.
+/// A gate that recloses at once waits longer every time, up to this multiple.
 const LONGEST: u32 = 32;
 /// Assumed minimum variance: no real requests are more alike.
 const VARIANCE: f64 = 1e-4;
@@ -71,11 +71,10 @@ pub struct Interval {
     pub low: f64,
     /// Best estimate: the geometric mean.
     pub middle: f64,
-    /// Upper bound.
     pub high: f64,
 }
 
-/// A gate that closes on a loss, and opens again to try.
+/// A gate that closes on a loss, and reopens to try.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Gate {
     /// Time until which it is closed; `None` while it is open.
@@ -103,7 +102,7 @@ impl Part {
 pub struct Groups {
     /// The present block.
     speculating: Part,
-    held: Part,
+    control: Part,
     /// Differences of the blocks before it.
     blocks: Sample,
     /// Requests so far: speculated on, and in the control group.
@@ -128,7 +127,7 @@ pub struct ProjectedSpeedup {
 /// Settings of a policy's `control` gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ControlGate {
-    /// It closes where the lower bound of time per token with speculation ÷ that of the control
+    /// It closes where the lower limit of time per token with speculation ÷ that of the control
     /// group exceeds this.
     pub limit: f64,
     /// Time that it stays closed when it closes first; doubled each further time in a row, up to 32
@@ -157,16 +156,16 @@ impl Groups {
             return;
         }
         let (group, count) = if in_control_group {
-            (&mut self.held, &mut self.requests.1)
+            (&mut self.control, &mut self.requests.1)
         } else {
             (&mut self.speculating, &mut self.requests.0)
         };
         (group.requests, group.sum, *count) = (group.requests + 1, group.sum + seconds.ln(), *count + 1);
-        if self.speculating.requests < BLOCK || self.held.requests < BLOCK {
+        if self.speculating.requests < BLOCK || self.control.requests < BLOCK {
             return;
         }
-        self.blocks.add(self.speculating.mean() - self.held.mean());
-        (self.speculating, self.held) = (Part::default(), Part::default());
+        self.blocks.add(self.speculating.mean() - self.control.mean());
+        (self.speculating, self.control) = (Part::default(), Part::default());
         if self.ratio().is_some_and(|ratio| ratio.low > gate.limit) {
             let wait = gate.reprobe.saturating_mul((1 << self.gate.times.min(16)).min(LONGEST));
             *self = Self {

@@ -17,7 +17,7 @@ pub struct LearntCosts {
     /// requests of others.
     pub price: f64,
     /// The most that speculation may still lose at the present concurrency, seconds.
-    pub regret_left_seconds: f64,
+    pub regret_remaining_seconds: f64,
     /// Its maximum without wins, seconds.
     pub regret_capacity_seconds: f64,
     /// By concurrency, those that were measured.
@@ -73,7 +73,7 @@ impl Measurements<'_> {
             requests: self.concurrency.ours() + self.concurrency.others(),
             speculating: self.concurrency.speculating(),
             price: self.budget.price(),
-            regret_left_seconds: self.regret_budget.remaining(capacity),
+            regret_remaining_seconds: self.regret_budget.remaining(capacity),
             regret_capacity_seconds: capacity,
             plain: self.costs.learnt_plain().collect(),
             verify: self.costs.learnt_verify(now).collect(),
@@ -101,7 +101,7 @@ mod tests {
             }
             learnt.note_round(1, 0.06, 0.0, true);
         });
-        let LearntCosts { plain, verify, regret_left_seconds, regret_capacity_seconds, .. } = shown();
+        let LearntCosts { plain, verify, regret_remaining_seconds, regret_capacity_seconds, .. } = shown();
         assert_eq!((plain.len(), plain[0].requests), (1, "1"));
         assert!(
             (plain[0].token_seconds.unwrap() - 0.02).abs() < 1e-9 && plain[0].switch_in_seconds.is_none()
@@ -113,6 +113,6 @@ mod tests {
         assert!(
             verify[0].drafts.iter().all(|draft| (draft.seconds - 0.03).abs() < 1e-9 && draft.weight > 2.0)
         );
-        assert!(regret_capacity_seconds >= 0.2 - 1e-9 && regret_left_seconds < regret_capacity_seconds);
+        assert!(regret_capacity_seconds >= 0.2 - 1e-9 && regret_remaining_seconds < regret_capacity_seconds);
     }
 }

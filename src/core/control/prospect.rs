@@ -39,7 +39,7 @@ pub struct Measured {
     /// Extra time of the first round after a plain request beyond another round: the switch to
     /// speculation.
     pub switch_in: Option<f64>,
-    /// Time from cancelling a plain request until the engine is free again.
+    /// Time from cancelling a plain request until the engine is free.
     pub cancel: Option<f64>,
 }
 
@@ -173,7 +173,7 @@ pub struct Curve {
     pub points: Vec<(usize, f64)>,
 }
 
-/// Assumptions of a chooser about an engine start until it has its own measurements. Times in
+/// Assumptions of a chooser about an engine start until it has measurements. Times in
 /// seconds; `None` where nothing was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prior {
@@ -209,8 +209,7 @@ pub fn judge(measured: &Measured, known: &[VerifyMethod]) -> Judgement {
     let high = prospects.iter().filter(|prospect| prospect.acceptance >= most);
     let Some(best) = high.max_by(|a, b| a.gain.total_cmp(&b.gain)) else {
         let (words, policy) = if known.is_empty() {
-            let words =
-                "No verification method: this server cannot be asked to verify; requests are passed through.";
+            let words = "No verification method: this server cannot verify; requests are passed through.";
             (words, Some(policy(None, true)))
         } else {
             ("Unknown: too little could be measured to predict a gain.", None)
@@ -248,11 +247,11 @@ fn some(prospects: &[Prospect], best: &Prospect) -> String {
 /// The predicted speedups of the best method at lower acceptance, in words.
 fn least(prospects: &[Prospect], best: &Prospect) -> String {
     let same = prospects.iter().filter(|other| other.method == best.method && other.context == best.context);
-    let told: Vec<String> = same
+    let lower: Vec<String> = same
         .filter(|other| other.acceptance < best.acceptance)
         .map(|other| format!("{:.1}x at {}", other.gain, other.acceptance))
         .collect();
-    if told.is_empty() { "less at lower acceptance".to_owned() } else { told.join(", ") }
+    if lower.is_empty() { "less at lower acceptance".to_owned() } else { lower.join(", ") }
 }
 
 /// Reason why no method pays, in words for the operator.

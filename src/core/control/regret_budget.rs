@@ -1,10 +1,10 @@
-//! The regret budget of a replica: the bound on the cost of wrong decisions for speculation.
+//! The regret budget of a replica: the limit of the cost of wrong decisions for speculation.
 //!
 //! Its unit is the second of every request: what one of n requests in flight loses counts as an nth
 //! of it. So the budget of requests that speculate together is that of each of them, and what they
 //! win together, though none would alone, is seen: returns increase with concurrency, because a
 //! verify request among plain ones waits for their step. Every round adds the time of its tokens in
-//! plain decoding and subtracts its own, switches included; plain requests next to one that is
+//! plain decoding and subtracts the round's, switches included; plain requests next to one that is
 //! speculated on do the same. It is refilled by a small share of the time. While it is empty no
 //! request is speculated on, so the loss of speculation is at most its capacity, that share, and
 //! the rounds in flight when it ran out, whatever the estimates were. A stall counts as at most a
@@ -56,7 +56,7 @@ impl RegretBudget {
         }
     }
 
-    /// True if a session may begin to speculate: the loss of a trial is left.
+    /// True if a session may begin to speculate: the loss of a trial remains.
     pub fn may_begin(&self, capacity: f64) -> bool {
         self.used <= capacity * (1.0 - 1.0 / TRIALS)
     }
@@ -66,7 +66,7 @@ impl RegretBudget {
         self.used < capacity
     }
 
-    /// Seconds left.
+    /// Remaining seconds.
     pub fn remaining(&self, capacity: f64) -> f64 {
         (capacity - self.used).max(0.0)
     }

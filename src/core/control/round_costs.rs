@@ -69,7 +69,7 @@ impl RoundCosts {
     }
 
     /// Cost of a round with `nodes` nodes, for which the model drafter computes `modelled` tokens.
-    /// However much of that is saved by waiting less for the engine, a step of its own comes after
+    /// However much of that is saved by waiting less for the engine, a separate step comes after
     /// it.
     fn drafted(&self, nodes: usize, modelled: f64) -> f64 {
         let least = if modelled > 0.0 { self.token + modelled * self.draft } else { 0.0 };
@@ -78,7 +78,7 @@ impl RoundCosts {
 
     /// The best cut of a draft with these survival probabilities, where a second is worth `rate`
     /// tokens: of ours, which all wait for its nodes where they share a step, and which book their
-    /// own time. `modelled`: its tokens have to be drafted by the model first.
+    /// time. `modelled`: its tokens have to be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
         let spent = |nodes: usize| self.drafted(nodes, if modelled { nodes as f64 } else { 0.0 });
         let more = self.shared + self.price / rate.max(1e-9);
@@ -135,7 +135,7 @@ mod tests {
                 waiting: 0,
                 kv_usage: None,
                 limit: None,
-                own: 0,
+                verifying: 0,
                 calls: ours as u32,
                 age: Duration::ZERO,
             };

@@ -1,10 +1,10 @@
 //! Rounds, real and virtual, of a class of requests or of one: the yield of speculation over a
 //! stretch.
 //!
-//! Rounds are kept as the nodes they computed and the tokens they yielded, without their durations:
+//! Rounds are stored as the nodes they computed and the tokens they yielded, without durations:
 //! a virtual round took no time, and a cost that is measured later revalues the rounds before it.
 //! Positions without a draft are distinguished from rounds with one: a session may pass them with
-//! empty rounds, or decode plainly until there is a draft again, whichever is less expensive.
+//! empty rounds, or decode plainly until there is a draft, whichever is less expensive.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use super::shared::{self, SharedRounds};
 
-/// Maximum draft nodes with an entry of their own; larger drafts share the last.
+/// Maximum draft nodes with a separate entry; larger drafts share the last.
 const NODES: usize = 32;
 
 /// Decayed sums over rounds with the same number of nodes.
@@ -63,7 +63,7 @@ pub struct Prices<'a> {
     /// tokens.
     pub round: &'a dyn Fn(usize, f64) -> f64,
     pub token: f64,
-    /// Price of switching from speculation to plain decoding and back again.
+    /// Price of switching from speculation to plain decoding and back.
     pub switches: f64,
 }
 
@@ -195,12 +195,12 @@ impl Value {
     #[must_use]
     pub fn with(&self, other: &Self, weight: f64) -> Self {
         let share = if other.rounds > 1e-6 { (weight / other.rounds).min(1.0) } else { 0.0 };
-        let add = |own: f64, other: f64| own + share * other;
-        let mean = |own: f64, theirs: f64| {
-            let (own, theirs) = (own.min(1e6), theirs.min(1e6));
+        let add = |ours: f64, other: f64| ours + share * other;
+        let mean = |ours: f64, theirs: f64| {
+            let (ours, theirs) = (ours.min(1e6), theirs.min(1e6));
             let theirs_weigh = share * other.rounds;
             let all = self.rounds + theirs_weigh;
-            if all > 1e-6 { (own * self.rounds + theirs * theirs_weigh) / all } else { own }
+            if all > 1e-6 { (ours * self.rounds + theirs * theirs_weigh) / all } else { ours }
         };
         Self {
             rounds: add(self.rounds, other.rounds),

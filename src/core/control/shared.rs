@@ -1,9 +1,9 @@
 //! Measurements as sidecars of one fleet share them: sums and their weights, without the state of
 //! any one process, so that those of many are added up in any order.
 //!
-//! A sidecar keeps its own measurements apart from those of others, and shares its own alone: none
-//! is counted twice. Those of others are *lent*: they fill up the memory that own ones leave free,
-//! so a new sidecar begins with what the others know, and one with enough measurements of its own
+//! A sidecar stores local measurements apart from those of others, and shares local ones only: none
+//! is counted twice. Those of others are *lent*: they fill the memory that local ones leave free,
+//! so a new sidecar begins with what the others know, and one with enough local measurements
 //! decides as if it were alone.
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +17,7 @@ use super::{Control, MAX_MODELS, Rounds, Survival};
 use crate::draft::{DrafterId, Source};
 use crate::units::Tick;
 
-/// Bound for every mean and every weight (seconds, tokens, observations): far above any real one.
+/// Limit of every mean and every weight (seconds, tokens, observations): far above any real one.
 /// Calculations with figures below it stay below those that a snapshot refuses.
 const MAX: f64 = 1e12;
 
@@ -37,7 +37,7 @@ fn rounded(figure: f64) -> f64 {
 }
 
 impl Sum {
-    /// Adds the measurements of another sum. An invalid one is left out: it may come from outside.
+    /// Adds the measurements of another sum. An invalid one is ignored: it may come from outside.
     pub fn add(&mut self, other: Self) {
         if other.is_valid() {
             *self = Self(self.0 + other.0, self.1 + other.1);
@@ -177,8 +177,8 @@ fn drafters(models: &[String]) -> impl Iterator<Item = DrafterId> {
 /// Prefix of a model drafter's shared name.
 const MODEL: &str = "model:";
 
-/// The name under which a drafter's measurements are shared. Each process numbers its models in an
-/// order of its own.
+/// The name under which a drafter's measurements are shared. Each process numbers its models in
+/// another order.
 fn name_of(drafter: DrafterId, models: &[String]) -> Option<String> {
     match drafter.source {
         Source::Model => models.get(usize::from(drafter.number)).map(|name| format!("{MODEL}{name}")),
@@ -187,7 +187,7 @@ fn name_of(drafter: DrafterId, models: &[String]) -> Option<String> {
 }
 
 /// The drafter of a shared name. A model that is not known here yet gets a number, as long as there
-/// is one of its own.
+/// is a free one.
 fn drafter_of(name: &str, models: &mut Vec<String>) -> Option<DrafterId> {
     let Some(model) = name.strip_prefix(MODEL) else {
         let source = Source::ALL.into_iter().find(|source| source.name() == name);
@@ -205,14 +205,14 @@ fn drafter_of(name: &str, models: &mut Vec<String>) -> Option<DrafterId> {
 }
 
 impl Control {
-    /// The own measurements up to `now`, as they are shared: those of the model, and those of the
+    /// The local measurements up to `now`, as they are shared: those of the model, and those of the
     /// engine's process.
     pub fn shared(&self, now: Tick) -> (SharedModel, SharedCosts) {
         let (replica, engine_start) = &*self.states.lock();
-        (SharedModel::of(engine_start), replica.costs.own(now))
+        (SharedModel::of(engine_start), replica.costs.local(now))
     }
 
-    /// Lends measurements of others, in place of those that were lent before.
+    /// Replaces the measurements that others lent.
     pub fn lend(&self, model: &SharedModel, costs: &SharedCosts, now: Tick) {
         let numbers = model.numbered(&mut self.states.lock().1.models);
         // Sessions wait for the lock: the tables are made outside of it.

@@ -1,4 +1,4 @@
-//! The state kept for a replica and for an engine start.
+//! The state of a replica and of an engine start.
 //!
 //! They are separate because they end separately: another model behind a replica does not change
 //! the costs of its requests.
@@ -179,7 +179,10 @@ impl Concurrency {
     /// allowed of the free sequences, divided among our requests that are speculated on; at least
     /// one. Not bounded where there are no requests of others, or the engine reports no limit.
     pub fn fan_out_nodes(&self) -> usize {
-        let Some(limit) = self.limit.filter(|_| self.others > 0) else { return usize::MAX };
+        if self.others == 0 {
+            return usize::MAX;
+        }
+        let Some(limit) = self.limit else { return usize::MAX };
         let free = (limit as usize).saturating_sub(self.requests());
         let each = self.slots * free as f64 / self.speculating.max(1) as f64;
         (each as usize).max(1)
@@ -198,7 +201,7 @@ impl Concurrency {
     }
 
     /// Takes a load report of the engine, unless it is older than two seconds. Requests beyond the
-    /// sequences of our own at that time belong to others.
+    /// our sequences at that time belong to others.
     pub fn set_signal(&mut self, signal: &Signal) {
         if signal.age > STALE {
             return;
@@ -206,10 +209,10 @@ impl Concurrency {
         let reported = signal.running.saturating_add(signal.waiting) as usize;
         // Each of ours that is speculated on has one or several verify requests in flight, of one
         // or several sequences each.
-        let rounds = self.speculating.max(self.in_flight).min(signal.own as usize);
-        let sequences = (signal.calls as usize).saturating_sub(rounds) + signal.own as usize;
+        let rounds = self.speculating.max(self.in_flight).min(signal.verifying as usize);
+        let sequences = (signal.calls as usize).saturating_sub(rounds) + signal.verifying as usize;
         self.others = reported.saturating_sub(sequences);
-        self.waits = signal.waiting > signal.own;
+        self.waits = signal.waiting > signal.verifying;
         self.kv = signal.kv_usage.unwrap_or(0.0);
         self.limit = signal.limit;
         if !self.waits {
@@ -296,13 +299,13 @@ impl Class {
 pub struct Classes {
     #[serde(with = "super::pairs")]
     rounds: HashMap<Class, Rounds>,
-    /// Rounds of others, which fill up the memory that own ones leave free.
+    /// Rounds of others, which fill up the memory that local ones leave free.
     #[serde(skip)]
     lent: HashMap<Class, Rounds>,
 }
 
 impl Classes {
-    /// Maximum number of classes that are kept.
+    /// Maximum number of classes.
     const MAX: usize = 512;
     /// Decay of a class's measurements, in rounds.
     const MEMORY: f64 = 300.0;
@@ -322,18 +325,18 @@ impl Classes {
 
     /// The rounds of a class; `None` before the first.
     pub fn of(&self, class: Class) -> Option<Cow<'_, Rounds>> {
-        let own = self.rounds.get(&class);
-        let Some(lent) = self.lent.get(&class) else { return own.map(Cow::Borrowed) };
+        let local = self.rounds.get(&class);
+        let Some(lent) = self.lent.get(&class) else { return local.map(Cow::Borrowed) };
         let fresh = || Rounds::remembering(Self::MEMORY);
-        Some(Cow::Owned(own.map_or_else(fresh, Clone::clone).filled(lent, Self::MEMORY)))
+        Some(Cow::Owned(local.map_or_else(fresh, Clone::clone).filled(lent, Self::MEMORY)))
     }
 
-    /// The own rounds of every class.
+    /// The local rounds of every class.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Class, &Rounds)> {
         self.rounds.iter()
     }
 
-    /// Takes rounds of others, in place of those before.
+    /// Replaces the rounds of others.
     pub(super) fn lend(&mut self, lent: HashMap<Class, Rounds>) {
         self.lent = lent;
     }
@@ -344,7 +347,7 @@ impl Classes {
 pub struct Length {
     mean: f64,
     seen: f64,
-    /// Tokens of others' outputs, and outputs, which fill up the memory that own ones leave free.
+    /// Tokens of others' outputs, and outputs, which fill up the memory that local ones leave free.
     #[serde(skip)]
     lent: Sum,
 }
@@ -365,12 +368,12 @@ impl Length {
         (length - done as f64).max(Self::MIN_REMAINDER)
     }
 
-    /// The own outputs, as they are shared.
+    /// The local outputs, as they are shared.
     pub(super) fn shared(&self) -> Sum {
         Sum(self.mean * self.seen, self.seen)
     }
 
-    /// Takes outputs of others, in place of those before.
+    /// Replaces the outputs of others.
     pub(super) fn lend(&mut self, lent: Sum) {
         self.lent = lent;
     }
@@ -409,7 +412,7 @@ mod tests {
             waiting: 0,
             kv_usage: None,
             limit: Some(20),
-            own: 0,
+            verifying: 0,
             calls: 0,
             age: Duration::ZERO,
         };
@@ -421,7 +424,7 @@ mod tests {
         assert_eq!(concurrency.fan_out_nodes(), 4, "for each of two");
         concurrency.set_signal(&Signal { running: 20, ..signal });
         assert_eq!(concurrency.fan_out_nodes(), 1, "one is always allowed");
-        concurrency.set_signal(&Signal { running: 2, own: 2, calls: 2, ..signal });
+        concurrency.set_signal(&Signal { running: 2, verifying: 2, calls: 2, ..signal });
         assert_eq!(concurrency.fan_out_nodes(), usize::MAX, "nobody else");
         concurrency.set_signal(&Signal { limit: None, ..signal });
         assert_eq!(concurrency.fan_out_nodes(), usize::MAX, "the engine reports no limit");

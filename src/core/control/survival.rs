@@ -1,9 +1,9 @@
 //! The probability that a drafted token is accepted, given that all tokens before it were.
 //!
 //! Decayed counts per (temperature, source, bucket of its feature, position); each cell has the one
-//! a position earlier as its prior until it has enough observations of its own. Observations are
+//! a position earlier as its prior until it has enough observations. Observations are
 //! censored at the first rejection: the acceptance of the tokens after it is unknown. Each request
-//! shifts the shared estimate by one number per source, its own log-odds, for text that is easier
+//! shifts the shared estimate by one number per source, its log-odds, for text that is easier
 //! or harder than usual.
 
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use crate::draft::{Agreement, BUCKETS, DrafterId, Features, Source, Vote};
 
 /// Minimum first draft tokens, real and virtual, for the acceptance gate, as in sessions.
 const REFUSED_OF: f64 = 200.0;
-/// Positions with cells of their own; deeper ones share the last.
+/// Positions with separate cells; deeper ones share the last.
 const POSITIONS: usize = 8;
 /// Weight of the prior of a cell, in observations.
 const PRIOR: f64 = 2.0;
@@ -253,9 +253,9 @@ impl Survival {
     pub fn are_refused(&self, drafters: &[DrafterId], least: f64) -> bool {
         let mut refused = false;
         for temperature_bucket in TemperatureBucket::ALL {
-            let told =
+            let evident =
                 drafters.iter().filter(|drafter| self.evidence(temperature_bucket, **drafter) >= REFUSED_OF);
-            for drafter in told {
+            for drafter in evident {
                 if !self.is_refused(temperature_bucket, *drafter, least) {
                     return false;
                 }
@@ -298,18 +298,18 @@ impl Survival {
     }
 
     fn at(&self, index: usize) -> Cell {
-        let own = self.cells.get(index).copied().unwrap_or_default();
-        self.lent.get(index).map_or(own, |lent| own.filled(*lent))
+        let local = self.cells.get(index).copied().unwrap_or_default();
+        self.lent.get(index).map_or(local, |lent| local.filled(*lent))
     }
 
-    /// The own counts of a drafter, by index in its row.
+    /// The local counts of a drafter, by index in its row.
     pub(super) fn shared(&self, drafter: DrafterId) -> BTreeMap<usize, Sum> {
         let row = self.cells.chunks(ROW).nth(drafter.row()).unwrap_or_default();
         let tried = row.iter().enumerate().filter(|(_, cell)| cell.tried > 1e-3);
         tried.map(|(at, cell)| (at, Sum(cell.accepted, cell.tried))).collect()
     }
 
-    /// Counts of others in the order of the cells. Those that cannot be are left out.
+    /// Counts of others in the order of the cells. Those that cannot be are ignored.
     pub(super) fn table(rows: &[(DrafterId, &BTreeMap<usize, Sum>)]) -> Vec<Sum> {
         let last = rows.iter().map(|(drafter, _)| drafter.row() + 1).max().unwrap_or(0);
         let mut table = vec![Sum::default(); last * ROW];
@@ -323,7 +323,7 @@ impl Survival {
         table
     }
 
-    /// Takes counts of others, in place of those before.
+    /// Replaces the counts of others.
     pub(super) fn lend(&mut self, table: Vec<Sum>) {
         self.lent = table;
     }
@@ -380,7 +380,7 @@ impl Tuning {
     }
 
     /// The shared estimate, its odds multiplied by (accepted ÷ expected accepted) ÷ (rejected ÷
-    /// expected rejected) over this request's own tokens; 0.005 to 0.995.
+    /// expected rejected) over this request's tokens; 0.005 to 0.995.
     pub fn adjust(&self, drafter: DrafterId, estimate: f64) -> f64 {
         let tally = self.sources.get(drafter.source.index()).copied().unwrap_or_default();
         let up = (tally.accepted + Self::PRIOR) / (tally.expected_accepted + Self::PRIOR);

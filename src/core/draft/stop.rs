@@ -5,9 +5,9 @@
 //! the survival probability of a position as the product of these. Only the distribution of the
 //! next token is read.
 
-/// Weight of the entropy, where tokens are drawn. The authors take 0.2 to 0.5, for a bound; with
+/// Weight of the entropy, where tokens are drawn. The authors take 0.2 to 0.5, for a limit; with
 /// 0.3, positions with an estimated survival probability of 0.05 survived in 45 of 100 cases
-/// (bundled models, temperature 0.8). This value gives an estimate, not a bound.
+/// (bundled models, temperature 0.8). This value gives an estimate, not a limit.
 const LAMBDA: f64 = 0.1;
 /// Rejection probability of the likeliest token where the next one is as likely, and the rate at
 /// which it falls with the distance of their logits: fitted to 5,700 positions of three workloads

@@ -375,7 +375,7 @@ impl SpeculationController {
     /// after another one.
     pub fn continued(&mut self, seconds: f64, tokens: usize, after_rounds: bool, now: Tick) {
         self.balance.book(self.control.with(|learnt| {
-            let noted = if after_rounds { Measurements::left } else { Measurements::continued };
+            let noted = if after_rounds { Measurements::plain_resumed } else { Measurements::continued };
             let won = noted(learnt, seconds, tokens, self.is_chosen(), now);
             learnt.plain_seconds(won)
         }));

@@ -288,8 +288,8 @@ impl<W: Walk> Session<W> {
         self.act(Action::Finish(summary));
     }
 
-    /// Seconds per token as its client received them, where the session was free to speculate or in the
-    /// control group.
+    /// Seconds per token as its client received them, where the session might speculate or was in
+    /// the control group.
     fn token_seconds(&self) -> Option<f64> {
         let free = self.rules.permission == Permission::Speculate && self.rules.gamma_fixed.is_none();
         let (first, begun, last) = self.paced?;

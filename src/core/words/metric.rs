@@ -168,7 +168,7 @@ fn labels() -> Vec<Label> {
              `server_error`, or why no answer came; of model runs: `decode`, `verify`, `prefill`, \
              `draft` of the head",
         ),
-        closed("mode", "of a backend, the process's own included", &modes),
+        closed("mode", "of a backend or of the process", &modes),
         open(
             "model",
             "a model of the config file, or one that a backend has answered for; 100 at most, then `other`",
@@ -193,7 +193,7 @@ fn labels() -> Vec<Label> {
         ),
         closed("signal", "a figure of an engine's load", &["running", "waiting", "kv"]),
         closed("source", "where a number of tokens comes from", &["reported", "estimated"]),
-        closed("stage", "a part of Foretell's own work", &Stage::ALL.map(Stage::name)),
+        closed("stage", "a part of Foretell's work", &Stage::ALL.map(Stage::name)),
         open("status", "HTTP status of an answer of `foretell target`"),
         closed("to", "state after a change: of a gate, or of a breaker", &["open", "closed", "half_open"]),
         open("version", "of the program, or the hash of a configuration"),
@@ -251,7 +251,7 @@ Written by `foretell check --metrics`; a test compares this page with the progra
 listener and, where `metrics.address` is set, on a listener that has nothing but metrics and health.
 
 Every request ends in one record, and metrics, log line, `/api/sessions` and `usage.foretell` are made from it: their
-numbers agree. Counters of speculation mean what vLLM's mean for its own speculation, so the same queries work:
+numbers agree. Counters of speculation mean what vLLM's mean for its speculation, so the same queries work:
 
 | vLLM | Foretell |
 |---|---|

@@ -133,7 +133,7 @@ impl PassthroughReason {
             Self::Encoded => "the body is compressed",
             Self::Parameter => "a parameter has a value that cannot be carried exactly",
             Self::UnknownParameter => "the parameter is not known to Foretell",
-            Self::DefaultsUnknown => "the server's own sampling defaults are not known",
+            Self::DefaultsUnknown => "the server's sampling defaults are not known",
             Self::Structured => {
                 "the engine restarts its grammar with every request, so constrained output cannot be continued"
             }

@@ -55,7 +55,7 @@ pub enum PlainReason {
     /// No drafter had a proposal.
     NoDraft,
     /// The backend withholds text that may become a stop text.
-    HeldBackText,
+    WithheldText,
     /// `verify.allow` has none of the exact verification methods of the server.
     NoVerifyMethod,
     /// Every verification method that is allowed was tried, and none could decide the next token.
@@ -99,7 +99,7 @@ impl PlainReason {
         Self::Parser,
         Self::Grammar,
         Self::NoDraft,
-        Self::HeldBackText,
+        Self::WithheldText,
         Self::NoVerifyMethod,
         Self::Undecided,
         Self::DraftFault,
@@ -135,7 +135,7 @@ impl PlainReason {
             Self::Parser => "parser",
             Self::Grammar => "grammar",
             Self::NoDraft => "no_draft",
-            Self::HeldBackText => "held_back_text",
+            Self::WithheldText => "withheld_text",
             Self::NoVerifyMethod => "no_verify_method",
             Self::Undecided => "undecided",
             Self::DraftFault => "draft_fault",
@@ -156,7 +156,7 @@ impl PlainReason {
             | Self::Grammar
             | Self::ContextTooLong
             | Self::UntrustedIds
-            | Self::HeldBackText
+            | Self::WithheldText
             | Self::NoVerifyMethod
             | Self::UpstreamError
             | Self::DraftFault
@@ -189,7 +189,7 @@ impl PlainReason {
             Self::Observe => "the mode of the process or of the backend is observe",
             Self::NoGain => "speculation is not expected to pay",
             Self::NotMeasured => {
-                "the cost of a plain token on this replica is not measured yet, or is due to be measured again"
+                "the cost of a plain token on this replica is not measured yet, or is due to be remeasured"
             }
             Self::Budget => {
                 "rejected draft tokens have taken 2 % of the replica's time while it serves other requests"
@@ -216,7 +216,7 @@ impl PlainReason {
                 "a grammar of the server binds the output, or the server has not reported yet that none does"
             }
             Self::NoDraft => "no drafter has a proposal",
-            Self::HeldBackText => "the server withholds text that may be part of a stop text",
+            Self::WithheldText => "the server withholds text that may be part of a stop text",
             Self::NoVerifyMethod => "verify.allow lists none of the exact verification methods of the server",
             Self::Undecided => "no verification method could decide the next token",
             Self::DraftFault => "a drafter failed",

@@ -446,8 +446,8 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// State of a replica: engine start, verification methods, probe, learnt costs; `None` if it is not
-    /// one of the identified backends.
+    /// State of a replica: engine start, verification methods, probe, learnt costs; `None` if it is
+    /// not recognised.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;
         if let Some(shown) = shown.as_object_mut() {
@@ -518,7 +518,7 @@ fn gates(ruling: &Ruling, signal: Option<&Signal>) -> Vec<GateLine> {
     vec![
         line(
             "waiting",
-            signal.map(|signal| f64::from(signal.waiting.saturating_sub(signal.own))),
+            signal.map(|signal| f64::from(signal.waiting.saturating_sub(signal.verifying))),
             f64::from(policy.waiting),
         ),
         line("kv", signal.and_then(|signal| signal.kv_usage), policy.kv),

@@ -75,14 +75,14 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
 }
 
 fn mode(shared: &Shared) -> Value {
-    let (process, own) = shared.modes.active();
+    let (process, overrides) = shared.modes.active();
     let backends = shared.fleet.names().map(|name| {
-        let own = own.iter().find(|(backend, _)| backend == name);
-        json!({ "name": name, "mode": shared.modes.of(name).name(), "own": own.map(|(_, own)| held(*own)) })
+        let set = overrides.iter().find(|(backend, _)| backend == name);
+        json!({ "name": name, "mode": shared.modes.of(name).name(), "override": set.map(|(_, set)| active(*set)) })
     });
-    json!({ "process": held(process), "backends": backends.collect::<Vec<_>>() })
+    json!({ "process": active(process), "backends": backends.collect::<Vec<_>>() })
 }
 
-fn held(ActiveMode { mode, base, ends_in }: ActiveMode) -> Value {
+fn active(ActiveMode { mode, base, ends_in }: ActiveMode) -> Value {
     json!({ "mode": mode.name(), "base": base.name(), "ends_in_seconds": ends_in.map(|rest| rest.as_secs_f64()) })
 }

@@ -26,7 +26,7 @@ enum Answered {
     NotCalled(&'static str),
 }
 
-const OFFLINE: &str = "the server was not asked";
+const OFFLINE: &str = "the server was not queried";
 const NOT_ONE: &str =
     "whether one engine answers at this address was not tried, since that takes verify requests";
 
@@ -84,7 +84,7 @@ pub async fn explain(
 async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, may_call: bool) -> Answered {
     let dialect = backend.dialect.spoken();
     if backend.billed {
-        let why = "it bills per token, so it is never asked to verify";
+        let why = "it bills per token, so it gets no verify requests";
         return Answered::Passthrough(PassthroughReason::Billed, why.to_owned());
     }
     if let Some(dialect) = dialect.filter(|dialect| passthrough::PASSTHROUGH.contains(dialect)) {

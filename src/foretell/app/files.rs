@@ -53,7 +53,7 @@ fn unrecorded(process: &Process) -> Option<Problem> {
 fn unsaved(process: &Process) -> Option<String> {
     let file = process.corpus.snapshot.as_ref()?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())?;
-    Some(format!("corpus.snapshot: no folder {}: nothing is kept over a restart", folder.display()))
+    Some(format!("corpus.snapshot: no folder {}: nothing is stored over a restart", folder.display()))
 }
 
 /// The problem that no backend is configured.

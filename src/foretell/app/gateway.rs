@@ -215,7 +215,7 @@ impl Gateway {
                 wish = signals.wish() => wish,
             };
             if wish == Wish::Reload {
-                tracing::info!("SIGHUP: policies and config file are read again");
+                tracing::info!("SIGHUP: policies and config file are reloaded");
                 manager.reloading();
                 let (configured, shared) = (configured.clone(), shared.clone());
                 let manager = Arc::clone(&manager);

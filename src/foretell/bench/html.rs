@@ -19,15 +19,15 @@ svg{width:100%;height:auto;font:12px system-ui,sans-serif}text{fill:var(--ink)}.
 .formula{fill:none;stroke:var(--mark);stroke-width:2}.scroll{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:nowrap;font-size:13px}
 th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:right}
-th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:left;padding-left:0}
+th{color:var(--soft);font-weight:500}th:first-child,td:first-child{text-align:start;padding-inline-start:0}
 .key{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin:0 .35em 0 1em}";
 
 const BENCH_STYLE: &str = "\
 .runs{list-style:none;padding:0;margin:1.2rem 0;display:grid;gap:.6rem}.runs li{display:flex;gap:1rem;align-items:baseline;\
-border-left:4px solid var(--through);padding:.1rem 0 .1rem .9rem}.runs b{font-size:1.6rem;min-width:5.2rem;\
+border-inline-start:4px solid var(--through);padding:.1rem 0 .1rem .9rem}.runs b{font-size:1.6rem;min-width:5.2rem;\
 color:var(--through);font-variant-numeric:tabular-nums}.runs small{display:block;color:var(--soft);font-size:13px}\
 svg{display:block;min-width:38rem}dl{display:grid;grid-template-columns:max-content 1fr;gap:.25rem 1.2rem;font-size:13px;margin:.4rem 0}\
-dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}ul{padding-left:1.1rem;font-size:13px}.runs{font-size:15px}";
+dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}ul{padding-inline-start:1.1rem;font-size:13px}.runs{font-size:15px}";
 
 /// x coordinates of the edges of the plotting area.
 const X_MIN: f64 = 230.0;
@@ -73,7 +73,7 @@ pub fn page(runs: &[Run], about: &About) -> String {
         "Speed ratio",
         &format!(
             "Through ÷ direct tokens/s: median over alternations, with its {ends}. Right of 1 is faster. \
-             The diamond, where there is one, is the gain that the runtimes' own costs allow at the measured acceptance. {why}"
+             The diamond, where there is one, is the gain that the runtimes' costs allow at the measured acceptance. {why}"
         ),
         &plot(&runs.iter().map(ratio).collect::<Vec<_>>(), Some(1.0), "×"),
     );

@@ -49,10 +49,10 @@ pub struct BenchArgs {
     /// Give each prompt a fixed seed above temperature 0, so that texts can be compared.
     #[arg(long)]
     pub seeded: bool,
-    /// Maximum output tokens of every prompt, instead of the workload's own.
+    /// Maximum output tokens of every prompt, instead of the workload's.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-    /// The model of every prompt, instead of the workload's own [default for `builtin`: the first
+    /// The model of every prompt, instead of the workload's [default for `builtin`: the first
     /// that the server lists].
     #[arg(long, value_name = "M")]
     pub model: Option<String>,

@@ -141,7 +141,7 @@ impl Recording {
             if let Some(offset) = read.cut {
                 let path = path.display();
                 super::complain(&format_args!(
-                    "{path}: the last record, at byte {offset}, is incomplete and left out"
+                    "{path}: the last record, at byte {offset}, is incomplete and ignored"
                 ));
             }
             for record in read.records {
@@ -285,7 +285,7 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
     };
     let (line, purge) = if let Some(which) = &which {
         let purge = purge(&recording.dir, recording.cipher()?.as_ref(), which).map_err(unread)?;
-        (format!("{} requests removed, {} left", purge.gone, purge.remaining), purge)
+        (format!("{} requests removed, {} remain", purge.gone, purge.remaining), purge)
     } else {
         // All of a recording can be removed without its key.
         let segments = segment::list(&recording.dir).map_err(unread)?.len();

@@ -22,7 +22,7 @@ pub struct DemoArgs {
     #[arg(long)]
     pub once: bool,
     /// Folder of the bundled models [env: FORETELL_MODELS] [default: models or
-    /// ../share/foretell/models beside the program, else onnx/models of the repository that
+    /// ../share/foretell/models next to the program, else onnx/models of the repository that
     /// contains the program or the working directory]
     #[arg(long, value_name = "DIR")]
     pub models: Option<PathBuf>,

@@ -28,7 +28,7 @@ use foretell_wire::openai::Route;
 #[command(group = clap::ArgGroup::new("subject").required(true))]
 pub struct ExplainArgs {
     /// The settings, as `serve` takes them. With --backend, --tokenizer, --engine or --policies
-    /// the running proxy is not asked, unless --admin selects it
+    /// the running proxy is not queried, unless --admin selects it
     #[command(flatten)]
     pub flags: Flags,
     /// The body of the request, in JSON (`-` reads standard input)
@@ -135,7 +135,7 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
             }
             Err(why) if admin.is_some() => return Err(why),
             Ok(None) => notes.push(nobody(&loaded.process)),
-            Err(why) => notes.push(format!("{why}, so the server was asked")),
+            Err(why) => notes.push(format!("{why}, so the server was queried")),
         }
     }
     let limit = loaded.process.limits.speculate_body;

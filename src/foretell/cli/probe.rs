@@ -97,7 +97,7 @@ impl Outcome {
         let longer = within.as_secs().max(1).saturating_mul(MORE_TIME);
         report
             .measured_too_little()
-            .then(|| format!("run it again when the server is idle, or with --within {longer}s"))
+            .then(|| format!("repeat it when the server is idle, or with --within {longer}s"))
     }
 }
 
@@ -349,8 +349,10 @@ fn write_engine(url: &str, report: &ProbeReport, out: &mut dyn Write) -> io::Res
     let context = engine.context.map_or("not reported".to_owned(), |tokens| format!("{tokens} tokens"));
     writeln!(out, "model        {} (context {context})", engine.model)?;
     let defaults = match &engine.defaults {
-        None => "not known: requests that leave fields unset use fan_out on their own route, or are passed through"
-            .to_owned(),
+        None => {
+            "not known: requests that leave fields unset use fan_out on their route, or are passed through"
+                .to_owned()
+        }
         Some(of) => format!(
             "temperature {}, top_p {}, top_k {}, min_p {}, repetition_penalty {}",
             plain(of.temperature),
@@ -414,7 +416,7 @@ fn write_cache(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     let block = if engine.block == 1 { "1 token".to_owned() } else { format!("{} tokens", engine.block) };
     writeln!(out, "prefix cache {state} ({how}{times}; block size {block})")?;
     let seeds = match probe::noise(engine) {
-        "place" => "a seeded output continues the same from any position: seeded requests are eligible",
+        "position" => "a seeded output continues the same from any position: seeded requests are eligible",
         "ignored" => "seeds are ignored",
         _ => {
             "a seeded output does not continue the same from another position: seeded requests are passed through"

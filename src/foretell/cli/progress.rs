@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar over a number of `units`, a plural such as `cells`.
 pub fn bar(units: &str) -> ProgressBar {
-    let style = format!("{{bar:28}} {{pos}}/{{len}} {units}, {{eta}} left  {{msg}}");
+    let style = format!("{{bar:28}} {{pos}}/{{len}} {units}, {{eta}} remaining  {{msg}}");
     let style = ProgressStyle::with_template(&style);
     ProgressBar::no_length().with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -33,7 +33,7 @@ pub struct TargetArgs {
     /// Maximum number of concurrent sequences.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub lanes: u16,
-    /// Maximum tokens per sequence; default: the model's own limit.
+    /// Maximum tokens per sequence; default: the model's limit.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,
     /// Threads of one step; default: one per core.

@@ -106,9 +106,8 @@ enum TrainerEvent {
     Read {
         requests: u64,
         tokens: u64,
-        held_out: u64,
+        validation: u64,
         vocabulary: u64,
-        #[serde(rename = "kept")]
         occurring: u64,
     },
     Resumed {
@@ -121,7 +120,7 @@ enum TrainerEvent {
         loss: f64,
         tokens_per_second: f64,
     },
-    HeldOut {
+    Validation {
         share: f64,
         mean: Lengths,
     },
@@ -136,7 +135,7 @@ enum TrainerEvent {
     },
 }
 
-/// Mean acceptance length on held-out requests.
+/// Mean acceptance length on validation requests.
 #[derive(Clone, Copy, Deserialize)]
 struct Lengths {
     /// Of the drafter that training began with.
@@ -381,9 +380,9 @@ impl Trainer {
         // A closed pipe does not stop the training.
         let mut say = |line: String| self.bar.suspend(|| drop(writeln!(out, "{line}")));
         match event {
-            TrainerEvent::Read { requests, tokens, held_out, vocabulary, occurring } => {
+            TrainerEvent::Read { requests, tokens, validation, vocabulary, occurring } => {
                 say(format!(
-                    "{requests} requests, {tokens} tokens; {held_out} held out; {occurring} of {vocabulary} tokens occur"
+                    "{requests} requests, {tokens} tokens; {validation} for validation; {occurring} of {vocabulary} tokens occur"
                 ));
                 return Ok(Some(requests));
             }
@@ -395,9 +394,9 @@ impl Trainer {
                 self.bar.set_position((share * STEPS as f64) as u64);
                 self.bar.set_message(format!("loss {loss:.3}, {tokens_per_second:.0} tokens/s"));
             }
-            TrainerEvent::HeldOut { share, mean } => {
+            TrainerEvent::Validation { share, mean } => {
                 say(format!(
-                    "{:3.0} %: mean acceptance length on held-out requests {}",
+                    "{:3.0} %: mean acceptance length on validation requests {}",
                     100.0 * share,
                     mean.shown()
                 ));

@@ -38,7 +38,7 @@ pub struct SimArgs {
     #[arg(long)]
     pub grid: bool,
     /// Recorded texts for the grid, one file NAME.jsonl for each workload; a missing one of the
-    /// bundled models is generated from a seed, one of the real model left out.
+    /// bundled models is generated from a seed, one of the real model is omitted.
     #[arg(long, value_name = "DIR", default_value = "tests/control/traces", requires = "grid")]
     pub traces: PathBuf,
     /// Only cells of the grid whose line contains all of these words, such as rewrite,model.

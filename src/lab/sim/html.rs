@@ -47,7 +47,7 @@ pub fn page(reports: &[TableReport]) -> String {
 
 fn one(page: &mut String, report: &TableReport) {
     let name = &report.table.name;
-    let untuned = if report.table.untuned { " (held out)" } else { "" };
+    let untuned = if report.table.untuned { " (untuned)" } else { "" };
     section(page, &format!("{}{untuned}", escape(name)), &escape(&report.table.about), &table(&rows(report)));
     sweep::put(page, &report.swept);
     for plot in plots(report) {

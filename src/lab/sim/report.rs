@@ -80,7 +80,7 @@ impl TableReport {
 
     pub fn text(&self) -> String {
         let Self { table, outcome, swept } = self;
-        let untuned = if table.untuned { " (held out)" } else { "" };
+        let untuned = if table.untuned { " (untuned)" } else { "" };
         let mut text = format!("{}{untuned}: {}\n", table.name, table.about);
         for expected in &table.expected {
             let value = outcome.figure(expected.figure);
@@ -135,7 +135,7 @@ impl TableReport {
         json!({
             "name": table.name,
             "about": table.about,
-            "held_out": table.untuned,
+            "untuned": table.untuned,
             "figures": figures,
             "expected": expected.collect::<Vec<_>>(),
             "reasons": reasons(&outcome.auto).into_iter().map(|(reason, count)| json!({ "reason": reason, "requests": count })).collect::<Vec<_>>(),

@@ -131,7 +131,7 @@ impl Sidecar {
             waiting: report.waiting as u32,
             kv_usage: Some(report.kv),
             limit: report.limit,
-            own: verifying as u32,
+            verifying: verifying as u32,
             calls: calls as u32,
             age: now - report.at,
         });

@@ -6,7 +6,7 @@
 //! version: 1
 //! name: rewrite-h100
 //! about: Rewriting by eight clients, drafted from the prompt
-//! held_out: false                  # a profile that nothing was tuned on
+//! untuned: false                   # a profile that nothing was tuned on
 //! for: 60s                         # no request begins later
 //! seeds: 2                         # number of plays, each with another seed
 //! interval: 1s                     # of the recorded course

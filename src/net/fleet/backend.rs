@@ -128,7 +128,7 @@ impl Backend {
                     let key = ReplicaKey { number: free_number(&now), address: Some(*address), rank };
                     match replica(settings, key, connects) {
                         Ok(replica) => now.push(replica),
-                        Err(error) => tracing::warn!(%error, %address, "address left out"),
+                        Err(error) => tracing::warn!(%error, %address, "address ignored"),
                     }
                 }
             }

@@ -82,7 +82,7 @@ impl Fleet {
                 self.set_unresolved(name, true);
             }
             (None, true) => {
-                tracing::info!(name, "name is resolved again");
+                tracing::info!(name, "name resolves");
                 self.set_unresolved(name, false);
             }
             (Some(_), true) | (None, false) => {}

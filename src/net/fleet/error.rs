@@ -14,8 +14,8 @@ use crate::http::request::Silent;
 pub const REQUEST_TIMEOUT: &str = "request_timeout";
 
 /// Error for a certificate as `openssl req -x509` makes it by default.
-const CA_AS_SERVER: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
-     show: make it with `-addext basicConstraints=critical,CA:FALSE`, or sign one of the server's own by that authority";
+const CA_AS_SERVER: &str = "TLS refused: the server shows an authority's certificate (CA:TRUE), which no server may \
+     show: make it with `-addext basicConstraints=critical,CA:FALSE`, or have that authority sign one for the server";
 
 /// A call to a backend that got no answer.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum SendError {
     )]
     ConnectTimeout { backend: String, url: String },
     /// The process had no free file descriptor for a connection until the connect timeout.
-    #[error("no file descriptor is left for a connection to backend `{backend}`")]
+    #[error("no file descriptor is free for a connection to backend `{backend}`")]
     NoDescriptor { backend: String },
     /// No byte of an answer within the configured time.
     #[error("backend `{backend}` sent no answer within {after:?}")]

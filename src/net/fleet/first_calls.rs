@@ -111,7 +111,7 @@ impl FirstCall {
             tracing::info!(
                 replica = self.calls.replica,
                 route = self.route.path(),
-                "answers can be read again: requests are eligible again"
+                "answers are readable: requests are eligible"
             );
         }
     }

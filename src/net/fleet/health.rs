@@ -201,7 +201,7 @@ impl Health {
         }
         if !self.connects() && !self.up.swap(true, Ordering::Relaxed) {
             self.byte_received();
-            tracing::info!(replica = self.label, url = self.url, "replica is up again");
+            tracing::info!(replica = self.label, url = self.url, "replica is up");
             self.returned.send_modify(|returned| *returned += 1);
         }
     }
@@ -378,7 +378,7 @@ impl Health {
         let look = self.liveness.look(self.clock.now());
         if look == Look::Returned {
             self.turned_by_silence(BreakerState::Closed);
-            tracing::info!(replica = self.label, url = self.url, "replica answers again");
+            tracing::info!(replica = self.label, url = self.url, "replica answers");
             self.returned.send_modify(|returned| *returned += 1);
         }
         look

@@ -40,7 +40,7 @@ impl Load {
     /// The figures as the gates take them.
     pub fn signal(&self) -> Signal {
         let Self { running, waiting, kv_usage, limit, verifying, calls, at } = *self;
-        Signal { running, waiting, kv_usage, limit, own: verifying, calls, age: at.elapsed() }
+        Signal { running, waiting, kv_usage, limit, verifying, calls, age: at.elapsed() }
     }
 }
 

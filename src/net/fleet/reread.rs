@@ -101,7 +101,7 @@ impl<T> Inner<T> {
             Ok(value) => {
                 self.value.store(Arc::new(value));
                 *looked = Looked { stamp, fault: None };
-                tracing::info!(file, "read again");
+                tracing::info!(file, "reloaded");
             }
             Err(error) => {
                 let fault = Some(error.to_string());

@@ -83,7 +83,7 @@ impl Fleet {
         }
         request.extensions_mut().insert(Fresh);
         replica.retried(true);
-        tracing::debug!(from = replica.label(), to = to.label(), error = %failed.error, "sent again");
+        tracing::debug!(from = replica.label(), to = to.label(), error = %failed.error, "request retried");
         *replica = to;
         replica.chosen();
         Box::pin(replica.send(request)).await

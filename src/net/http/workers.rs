@@ -1,7 +1,7 @@
 //! The network threads.
 //!
 //! Each runs an event loop, and serves a client's connection and the backend connections for it: a
-//! chunk passes through without waking a second thread, which would be the largest cost of passing a request through.
+//! chunk passes through without waking a second thread, which would cost more than the rest of it.
 
 use std::cell::Cell;
 use std::future::Future;

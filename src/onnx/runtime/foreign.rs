@@ -5,7 +5,7 @@
 //! therefore has separate tensors and runs by itself: sequences of different lengths do not fit
 //! into one run, and `GroupQueryAttention` refuses several sequences with several new tokens each.
 //! The output of one run is the input of the next, without a copy; only a rewound lane is cut to
-//! its length before it runs again. A graph with such a cache reads chains and no trees; a drafter
+//! its length before its next run. A graph with such a cache reads chains and no trees; a drafter
 //! feeds chains only.
 
 mod cut;

@@ -1,4 +1,4 @@
-//! A language model on ONNX Runtime: many sequences, one session, a slot cache written in place.
+//! A language model on ONNX Runtime: many sequences, one session, one slot cache without copies.
 //!
 //! The graph's contract is in `onnx/train/graph.py`. One thread owns a model; its owner (the
 //! target's scheduler, the drafter service) merges waiting work into the feeds of one

@@ -1,7 +1,7 @@
 //! One run shape of a tensor set, with every input and output run to preallocated memory (ONNX
 //! Runtime's `IoBinding`).
 //!
-//! The cache's past and present are the same tensors, so `TensorScatter` writes in place; the small
+//! The cache's past and present are the same tensors, so `TensorScatter` copies nothing; the small
 //! inputs are refilled for each run, and the logits are written to a tensor that is read before the
 //! next run. A step of one token makes almost no allocations.
 
@@ -94,7 +94,7 @@ impl SlotFeed<'_> {
     }
 }
 
-/// The tensors of one run shape, bound to the inputs and outputs of the graph.
+/// The tensors of one run shape, assigned to the inputs and outputs of the graph.
 pub struct RunBinding {
     pub shape: RunShape,
     /// Number of the model's run that used it last.

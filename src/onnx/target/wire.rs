@@ -237,7 +237,7 @@ fn with_call_grammar(mut request: GenerateRequest, served: Served<'_>) -> Result
         return if *may_call { unsupported(parameter, message) } else { Ok(request) };
     }
     if !served.grammars || served.parsers.tools != Some(ToolFormat::Hermes) {
-        return unsupported(parameter, "calls are bound with --tool-parser hermes only");
+        return unsupported(parameter, "calls are constrained with --tool-parser hermes only");
     }
     let grammar = call_grammar(tools, forced.as_ref(), *single_call);
     let grammar = grammar.ok_or_else(|| invalid(parameter, "no such function is offered"))?;

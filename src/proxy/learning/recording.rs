@@ -178,7 +178,7 @@ impl Writer {
                 Ok(()) => {
                     if failed.take().is_some() {
                         shared.observer.note_recording(None);
-                        tracing::info!(dir = %self.dir.display(), "requests are recorded again");
+                        tracing::info!(dir = %self.dir.display(), "requests are recorded");
                     }
                     metrics.recorded("written");
                 }

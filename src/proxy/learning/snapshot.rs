@@ -38,11 +38,11 @@ struct Snapshot {
     /// Name of these measurements in the store of a fleet.
     #[serde(default)]
     name: Option<String>,
-    engine_starts: Vec<EpochEntry>,
+    engine_starts: Vec<EngineStartEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct EpochEntry {
+struct EngineStartEntry {
     engine_start: EngineStart,
     learnt: Value,
 }
@@ -76,7 +76,7 @@ impl Learnt {
     pub fn save(&self, file: &Path) -> Result<(), SnapshotError> {
         let now = self.clock.now();
         let entry = |(engine_start, control): (EngineStart, Arc<Control>)| match control.save(now) {
-            Ok(learnt) => Some(EpochEntry { engine_start, learnt }),
+            Ok(learnt) => Some(EngineStartEntry { engine_start, learnt }),
             Err(error) => {
                 tracing::warn!(replica = engine_start.replica, model = engine_start.model, %error, "costs and acceptance of this engine are dropped");
                 control.forget();
@@ -105,7 +105,7 @@ impl Learnt {
             return Err(SnapshotError::Version { found: snapshot.version, supported: VERSION });
         }
         let rest = Duration::from_secs(unix_now().as_secs().saturating_sub(snapshot.saved));
-        let entry = |EpochEntry { engine_start, learnt }| match Control::restored(learnt, rest) {
+        let entry = |EngineStartEntry { engine_start, learnt }| match Control::restored(learnt, rest) {
             Ok(control) => Some((engine_start, Arc::new(control))),
             Err(error) => {
                 tracing::warn!(replica = engine_start.replica, model = engine_start.model, %error, "costs and acceptance of this engine cannot be read");

@@ -162,7 +162,7 @@ impl Drafters {
             if drafter.origin != origin(model)
                 || !trained::stay_apart(drafter.origin.as_ref(), name, policies)
             {
-                let replaced = "was trained again since the policies were judged by the origin of its texts";
+                let replaced = "was retrained since the policies were judged by the origin of its texts";
                 return Err(fault(replaced.to_owned()));
             }
             opened.insert(name.to_owned(), drafter);

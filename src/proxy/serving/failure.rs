@@ -48,7 +48,7 @@ pub enum Failure {
     #[error(transparent)]
     BodySilent(Silent),
     /// Twice `limits.memory` is in use, or the limit is and the request cannot be passed on unread.
-    #[error("memory is short; try again later")]
+    #[error("memory is short; retry later")]
     Memory,
     /// The backend switched protocols without an `Upgrade` request.
     #[error("backend `{backend}` switched protocols unasked")]

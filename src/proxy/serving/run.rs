@@ -72,12 +72,12 @@ impl FirstAnswer {
         }
         if headers::is_encoded(fields) {
             return Self::Unreadable(
-                "its streams are compressed, although `identity` was asked for".to_owned(),
+                "its streams are compressed, although `identity` was requested".to_owned(),
             );
         }
         if !headers::is_event_stream(fields) {
             let kind = fields.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("none");
-            return Self::Unreadable(format!("a stream was asked for, and its content-type is {kind}"));
+            return Self::Unreadable(format!("a stream was requested, and its content-type is {kind}"));
         }
         Self::Readable
     }

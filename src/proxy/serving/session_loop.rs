@@ -299,7 +299,7 @@ impl SessionLoop {
             tracing::warn!(
                 parsers = %self.calls.engine().parsers,
                 part,
-                own_bytes = local,
+                local_bytes = local,
                 server_bytes = backend,
                 first_difference = at,
                 "the server parses an answer differently: its chats stay plain until it restarts"
@@ -320,7 +320,7 @@ impl SessionLoop {
             Happened::PlainEvent(PlainEvent::Unreadable(cause)) if !begun => Some(cause.as_str()),
             Happened::PlainEvent(PlainEvent::Chunk(event, _)) if first && !event.is_null() => {
                 if self.sink.is_buffered() && many_choices(event) {
-                    Some("it holds several choices where one was asked for")
+                    Some("it holds several choices where one was requested")
                 } else if !begun && self.is_of_another(event) {
                     Some("it names another engine than the one that is known")
                 } else {

@@ -77,7 +77,7 @@ impl Status {
                 tracing::warn!(
                     store,
                     unreadable,
-                    "entries of the fleet store cannot be read, and are left out"
+                    "entries of the fleet store cannot be read, and are ignored"
                 );
             }
         }

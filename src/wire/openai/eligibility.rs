@@ -1,6 +1,5 @@
-//! Decides whether a request is eligible. Every parameter is looked up in the table; if
-//! one is not carried exactly, the request is passed through, with a reason and the parameter that caused
-//! it.
+//! Decides whether a request is eligible. Every parameter is looked up in the table; if one is not
+//! carried exactly, the request is passed through, with a reason and the parameter that caused it.
 
 use serde_json::{Map, Value};
 

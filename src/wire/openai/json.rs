@@ -64,7 +64,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
         // Integers of up to 64 bits do not come here; what the number was written as is not known.
         let inexact = value.abs() >= INEXACT || (value == 0.0 && value.is_sign_negative());
         let number = if inexact { None } else { Number::from_f64(value) };
-        number.map(Value::Number).ok_or_else(|| E::custom("a number may not be kept"))
+        number.map(Value::Number).ok_or_else(|| E::custom("a number is inexact"))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use foretell_core::words::PassthroughReason as R;
 
-/// Checks the messages. Returns the reason to pass them through where the engine does not report the
-/// prompt that its template makes of them; `None` if they are only text.
+/// Checks the messages. Returns the passthrough reason where the engine does not report the prompt
+/// that its template makes of them; `None` if they are only text.
 ///
 /// # Errors
 /// Reason why they are not eligible.

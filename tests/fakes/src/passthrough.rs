@@ -1,5 +1,5 @@
-//! The engines whose requests Foretell passes through, as far as it sees them: how each names itself,
-//! where it reports its load, and OpenAI's two routes.
+//! The engines whose requests Foretell passes through, as far as it sees them: how each names
+//! itself, where it reports its load, and OpenAI's two routes.
 
 use std::sync::Arc;
 

@@ -96,7 +96,7 @@ async fn explain_says_how_far_a_rule_is_relaxed_and_why_not() {
         "{free}"
     );
     for (more, why) in [
-        (json!({"seed": 5}), "the request has a seed: it asks for its own text again"),
+        (json!({"seed": 5}), "the request has a seed: it asks for a reproducible text"),
         (json!({"temperature": 0}), "at temperature 0 there is nothing to relax"),
     ] {
         let exact = asked(more).await;

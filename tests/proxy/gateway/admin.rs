@@ -249,7 +249,7 @@ async fn a_request_is_explained_as_it_would_be_decided_now() {
         (&json!("passthrough"), &json!("no_verify_method")),
         "{explained}"
     );
-    assert_eq!((&explained["asked"], &explained["backend"]), (&json!("proxy"), &json!("b")));
+    assert_eq!((&explained["facts_from"], &explained["backend"]), (&json!("proxy"), &json!("b")));
     assert_eq!(
         explained["policies"][0]["mismatches"],
         json!(["header x-team is none; this policy applies only to ide"])
@@ -360,8 +360,8 @@ async fn the_pages_requests_are_small_and_nonsense_is_refused() {
     let mode = &get(&gateway, "/api/status").await.json()["mode"];
     let of_b = &mode["backends"][0];
     assert_eq!((&mode["process"]["mode"], &of_b["name"]), (&json!("auto"), &json!("b")));
-    assert_eq!((&of_b["mode"], &of_b["own"]["base"]), (&json!("observe"), &json!("auto")));
-    assert!(of_b["own"]["ends_in_seconds"].as_f64().unwrap() > 3_000.0);
+    assert_eq!((&of_b["mode"], &of_b["override"]["base"]), (&json!("observe"), &json!("auto")));
+    assert!(of_b["override"]["ends_in_seconds"].as_f64().unwrap() > 3_000.0);
 }
 
 #[tokio::test(start_paused = true)]

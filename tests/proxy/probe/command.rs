@@ -28,7 +28,7 @@ async fn a_new_vllm_is_measured_within_forty_safe_calls() {
     assert_eq!((code, &report["engine"], &report["version"]), (0, &json!("vllm"), &json!("0.33.0")));
     assert_eq!(report["methods"], json!(["score", "fan_out"]), "{report:#}");
     assert_eq!((&report["cache"]["rows"], &report["cache"]["reported"]), (&json!("tail"), &json!(true)));
-    assert_eq!((&report["cache"]["works"], &report["noise"]), (&json!(true), &json!("place")));
+    assert_eq!((&report["cache"]["works"], &report["noise"]), (&json!(true), &json!("position")));
     assert_eq!((&report["several_engines"], &report["connections"]), (&json!(false), &json!(4)));
     let calls: usize = fake.house.tally().calls.values().sum();
     assert!(
@@ -136,7 +136,7 @@ async fn a_probe_that_measured_too_little_prints_no_policy_and_says_what_to_do()
     let mut out = Vec::new();
     assert_eq!(foretell::cli::probe::run(&arguments, &mut out).await.code(), 2);
     let text = String::from_utf8(out).unwrap();
-    let next = "next         run it again when the server is idle, or with --within 6s\n";
+    let next = "next         repeat it when the server is idle, or with --within 6s\n";
     assert!(text.contains("conclusion   Unknown") && text.contains(next), "{text}");
     assert!(!text.contains("policy"), "{text}");
     arguments.json = true;

@@ -84,7 +84,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         // gates.rs.
         PlainReason::UntrustedIds
         | PlainReason::Grammar
-        | PlainReason::HeldBackText
+        | PlainReason::WithheldText
         | PlainReason::Budget
         | PlainReason::GateControl
         | PlainReason::GateFirstToken

@@ -352,7 +352,7 @@ fn confident(methods: &[VerifyMethod]) -> Control {
             }
             learnt.costs.entered(control::Way::by(method, 0), 1, 0.004, Tick(1));
         }
-        learnt.costs.left(0.010, 1, Tick(0));
+        learnt.costs.resumed(0.010, 1, Tick(0));
         let lookup = Vote::new(Source::PromptLookup, Features::matched(2));
         for vote in [lookup, Vote::new(DrafterId::model(2), Features::default())] {
             (0..20).for_each(|_| {

@@ -1,6 +1,6 @@
 //! Delay of first tokens by draft tokens in flight, measured at every first token of ours.
 //!
-//! A client's own request waits for the running step and then for its own, and draft tokens make
+//! A client's request waits for the running step and then for its prompt's, and draft tokens make
 //! both longer. So the time to its first token is fitted to the draft tokens that were in flight
 //! when it was sent, and to the prompts that the engine read until then: in a burst, requests wait
 //! for each other and not for drafts.
@@ -21,7 +21,7 @@ const CERTAIN: f64 = 0.5;
 /// Maximum of a time that counts, as a multiple of the expected one: a stall is no trend.
 const OUTLIER: f64 = 3.0;
 
-/// The state of a replica when a client's own request was sent.
+/// The state of a replica when a client's request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sent {
     concurrency: ConcurrencyBucket,

@@ -1,4 +1,4 @@
-//! Seconds fitted by least squares, kept by the engine's concurrency: those of a verify request to
+//! Seconds fitted by least squares, by the engine's concurrency: those of a verify request to
 //! the tokens drafted before it, or to the draft tokens in flight with it, and those of a first
 //! token to the draft tokens in flight.
 //!
@@ -112,7 +112,8 @@ impl Joint {
     /// Notes a measurement with these inputs: it took `seconds`, or this many seconds beyond the
     /// expected ones.
     pub(super) fn observe(&mut self, concurrency: ConcurrencyBucket, inputs: [f64; 2], seconds: f64) {
-        if let Some(moments) = self.concurrencies.get_mut(concurrency.index()).filter(|_| seconds.is_finite())
+        if seconds.is_finite()
+            && let Some(moments) = self.concurrencies.get_mut(concurrency.index())
         {
             moments.observe(inputs, seconds, self.memory);
         }

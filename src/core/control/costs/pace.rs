@@ -30,7 +30,7 @@ const NAMES: [&str; SIZES] = ["1", "2", "3-4", "5-8", "9-16", "17-"];
 /// Number of concurrency buckets: 1, 2, 3 to 4, 5 to 8, 9 to 16, and 17 or more requests in flight.
 pub const SIZES: usize = CONCURRENCIES.len() + 1;
 
-/// Bucket of the engine's concurrency, by which costs are kept.
+/// Bucket of the engine's concurrency, by which costs are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct ConcurrencyBucket(usize);
 
@@ -44,7 +44,7 @@ impl ConcurrencyBucket {
         (0..SIZES).map(Self)
     }
 
-    /// True if it has no upper bound.
+    /// True if it has no upper limit.
     pub fn is_open(self) -> bool {
         self.0 + 1 == SIZES
     }
@@ -70,7 +70,7 @@ struct Stretch {
     seconds: f64,
     tokens: f64,
     at: Tick,
-    /// Seconds and tokens of others, which fill up the memory that own ones leave free.
+    /// Seconds and tokens of others, which fill up the memory that local ones leave free.
     #[serde(skip)]
     lent: Sum,
 }
@@ -82,7 +82,7 @@ impl Stretch {
         (tokens >= KNOWN).then(|| (seconds / tokens).max(1e-7))
     }
 
-    /// Factor for the weight after the idle time; the minimum that makes the pace known is kept
+    /// Factor for the weight after the idle time; the minimum that makes the pace known stays
     /// through any idle time.
     fn idle_since(&self, now: Tick) -> f64 {
         let idle_since = IDLE_HALF_WEIGHT / (IDLE_HALF_WEIGHT + now.seconds_since(self.at));
@@ -122,7 +122,7 @@ impl Pace {
         }
     }
 
-    /// Puts a measurement, seconds and tokens, in place of those before at this concurrency.
+    /// Replaces the measurements at this concurrency by one, seconds and tokens.
     pub fn replace(&mut self, concurrency: ConcurrencyBucket, measured: Sum, now: Tick) {
         if let Some(stretch) = self.stretches.get_mut(concurrency.0) {
             (stretch.seconds, stretch.tokens, stretch.at) = (measured.0, measured.1, now);
@@ -160,7 +160,7 @@ impl Pace {
         measured.map(|(at, stretch)| (at, weighted(stretch))).collect()
     }
 
-    /// Takes measurements of others, in place of those before.
+    /// Replaces the measurements of others.
     pub fn lend(&mut self, lent: &BTreeMap<usize, Sum>) {
         for (at, stretch) in self.stretches.iter_mut().enumerate() {
             stretch.lent = lent.get(&at).copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! When the plain pace at one concurrency is measured again.
+//! When the plain pace at one concurrency is remeasured.
 //!
 //! The pace is measured while no request is speculated on, so it gets old while speculation goes
 //! on, and all that is decided compares with it. A measurement is trusted for as long as the last
@@ -10,7 +10,7 @@ use super::pace::{ConcurrencyBucket, SIZES};
 use crate::control::shared::Sum;
 
 /// Speculation, in plain tokens of each request, after which the pace of several requests is
-/// measured again that was measured once ...
+/// remeasured that was measured once ...
 const TRUST_FIRST: f64 = 150.0;
 /// ... and at most: with each measurement that agrees with the one before, it doubles. The pace of
 /// one request alone, whose steps read no prompts, is trusted for that long at once.
@@ -25,7 +25,7 @@ const STEPS_FIRST: f64 = 8.0;
 const STEPS_DOUBTED: f64 = 16.0;
 /// Maximum of a step's time that counts, as a multiple of the pace before.
 const OUTLIER: f64 = 4.0;
-/// Where the measurement was given up, it is tried again after this much speculation, in plain
+/// Where the measurement was given up, it is retried after this much speculation, in plain
 /// tokens.
 const GIVEN_UP: f64 = 100.0;
 /// Plain tokens concurrent with verify requests after which it is given up.
@@ -84,7 +84,7 @@ pub(super) enum Renewed {
     No,
     /// The first step of a measurement.
     Begun,
-    /// The measurement contradicts the pace before: this one takes its place.
+    /// The measurement contradicts the pace before: this one replaces it.
     Replaced(Sum),
 }
 
@@ -128,7 +128,7 @@ impl Renewal {
         }
         let first = !self.is_measured();
         if !measures {
-            self.before = pace.filter(|_| !first);
+            self.before = if first { None } else { pace };
         }
         let before = self.before.filter(|before| *before > 0.0);
         let most = before.map_or(f64::MAX, |before| OUTLIER * before * steps);

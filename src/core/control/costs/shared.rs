@@ -1,7 +1,7 @@
 //! Costs of an engine's process as sidecars share them.
 //!
-//! Times of model drafters are left out, since they depend on the machine of the sidecar, and so is
-//! all that depends on its own requests.
+//! Times of model drafters are omitted, since they depend on the machine of the sidecar, and so is
+//! all that depends on its requests.
 
 use std::collections::BTreeMap;
 
@@ -95,8 +95,8 @@ fn lend(beliefs: &mut [Belief], lent: &ByIndex) {
 }
 
 impl Costs {
-    /// The own measurements, with their weights at `now`, as they are shared.
-    pub(in crate::control) fn own(&self, now: Tick) -> SharedCosts {
+    /// The local measurements, with their weights at `now`, as they are shared.
+    pub(in crate::control) fn local(&self, now: Tick) -> SharedCosts {
         SharedCosts {
             pace: self.pace.shared(now),
             verify: self.verify.measured().map(|(key, means)| (key, shared(means, now))).collect(),
@@ -106,7 +106,7 @@ impl Costs {
         }
     }
 
-    /// Takes measurements of others, in place of those that were lent before.
+    /// Replaces the measurements that others lent.
     pub(in crate::control) fn lend(&mut self, lent: &SharedCosts, now: Tick) {
         self.pace.lend(&lent.pace);
         lend(&mut self.undecided, &lent.undecided);

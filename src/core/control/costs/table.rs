@@ -16,14 +16,14 @@ use crate::control::shared::Sum;
 use crate::units::Tick;
 use crate::words::VerifyMethod;
 
-/// Maximum nodes with an entry of their own in a table; larger drafts share the last.
+/// Maximum nodes with a separate entry in a table; larger drafts share the last.
 pub const NODES_MAX: usize = 32;
 /// Bounds between the sizes of contexts, in tokens: below the first, and from each one on.
 pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
 /// Minimum difference between numbers of nodes for a slope per node.
 const SLOPE_OVER: usize = 4;
 /// Maximum that counts for a size with few measurements, as a multiple of the prediction from the
-/// other sizes: a single hiccup would keep the size from being tried again.
+/// other sizes: a single hiccup would keep the size from being retried.
 const SURPRISE: f64 = 1.5;
 /// Maximum for a size with few measurements, as a multiple of a later request's time, in proportion
 /// to the nodes where it has more than that request.
@@ -174,7 +174,7 @@ impl Verify {
 
     /// True if a session, here or at another sidecar, has measured any request by this method.
     pub(super) fn is_measured(&self, key: TableKey) -> bool {
-        let measured = |mean: &Belief| mean.is_own() || mean.weight(Tick(0)) > PRIOR_WEIGHT;
+        let measured = |mean: &Belief| mean.is_measured() || mean.weight(Tick(0)) > PRIOR_WEIGHT;
         let mut same = self.tables.iter().filter(|(known, _)| known.method == key.method);
         same.any(|(_, table)| table.means.iter().any(measured))
     }
@@ -182,10 +182,10 @@ impl Verify {
     /// The tables in which something was measured here, with the means by number of nodes.
     pub(super) fn measured(&self) -> impl Iterator<Item = (TableKey, &[Belief])> {
         let tables = self.tables.iter().map(|(key, table)| (*key, &*table.means));
-        tables.filter(|(_, means)| means.iter().any(Belief::is_own))
+        tables.filter(|(_, means)| means.iter().any(Belief::is_measured))
     }
 
-    /// Takes measurements of others, in place of those before. `token`: seconds per plain token.
+    /// Replaces the measurements of others. `token`: seconds per plain token.
     pub(super) fn lend(&mut self, lent: &BTreeMap<TableKey, BTreeMap<usize, Sum>>, token: f64, now: Tick) {
         for key in lent.keys() {
             self.tables.entry(*key).or_default();
@@ -254,15 +254,18 @@ impl Table {
         let nodes = nodes.min(NODES_MAX);
         let others = self.means.iter().enumerate().filter(|(other, _)| *other != nodes);
         let sure = others.map(|(_, mean)| mean.weight(now)).sum::<f64>() >= SURE;
-        let said = self.curve.get(nodes).copied().filter(|_| sure);
+        let said = if sure { self.curve.get(nodes).copied() } else { None };
         self.means.resize(NODES_MAX + 1, Belief::default());
         if let Some(mean) = self.means.get_mut(nodes) {
-            let most = said.filter(|_| mean.weight(now) < SURE).map_or(f64::MAX, |said| SURPRISE * said);
+            let most = match said {
+                Some(said) if mean.weight(now) < SURE => SURPRISE * said,
+                _ => f64::MAX,
+            };
             mean.observe(took.min(most), now);
         }
         for (other, mean) in self.means.iter_mut().enumerate().filter(|(_, mean)| mean.weight(now) < SURE) {
             let longer = (other as f64 / nodes.max(1) as f64).max(1.0);
-            mean.bound(HICCUP * longer * took);
+            mean.cap(HICCUP * longer * took);
         }
     }
 
@@ -273,7 +276,7 @@ impl Table {
 
     fn reach(&self) -> Option<usize> {
         let measured = self.means.iter().rposition(|mean| mean.known().is_some());
-        measured.max(self.lent.last().filter(|_| self.probed).map(|point| point.0))
+        if self.probed { measured.max(self.lent.last().map(|point| point.0)) } else { measured }
     }
 
     /// Seconds per additional node, at least 0: the least squares of the means by their weights,
@@ -288,12 +291,12 @@ impl Table {
         let (mut weight, mut x, mut y, mut spread, mut common) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for (nodes, mean) in self.means.iter().enumerate() {
             let Some(seconds) = mean.known() else { continue };
-            let own = mean.weight(Tick::default());
-            weight += own;
-            let (before, share) = ([nodes as f64 - x, seconds - y], own / weight);
+            let mass = mean.weight(Tick::default());
+            weight += mass;
+            let (before, share) = ([nodes as f64 - x, seconds - y], mass / weight);
             (x, y) = (x + share * before[0], y + share * before[1]);
-            spread += own * before[0] * (nodes as f64 - x);
-            common += own * before[0] * (seconds - y);
+            spread += mass * before[0] * (nodes as f64 - x);
+            common += mass * before[0] * (seconds - y);
         }
         Some((common / spread).max(0.0))
     }
@@ -301,8 +304,10 @@ impl Table {
     /// The assumption, scaled by the ratio of measurements to it.
     fn supposed(&self, now: Tick) -> Vec<Option<f64>> {
         let (mut real, mut said) = (0.0, 0.0);
-        for (nodes, mean) in self.means.iter().enumerate().filter(|_| !self.lent.is_empty()) {
-            if let Some(value) = mean.known() {
+        for (nodes, mean) in self.means.iter().enumerate() {
+            if !self.lent.is_empty()
+                && let Some(value) = mean.known()
+            {
                 let weight = mean.weight(now);
                 real += weight * value;
                 said += weight * along(&self.lent, nodes, 0.0);

@@ -25,7 +25,7 @@ impl<W: Walk> Session<W> {
         match self.controller.choose(self.output.tokens(), state, now) {
             NextStep::Plain(reason) => NextStep::Plain(reason),
             // Only where it is what prevents a round: it passes with the next tokens.
-            _ if self.is_text_withheld() => NextStep::Plain(PlainReason::HeldBackText),
+            _ if self.is_text_withheld() => NextStep::Plain(PlainReason::WithheldText),
             step => step,
         }
     }

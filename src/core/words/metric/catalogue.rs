@@ -52,7 +52,7 @@ sections! {
             "Finished requests; `reason` is why one was not speculated on, or not to its end.";
         gauge IN_FLIGHT = "foretell_requests_in_flight" [] "Requests being answered.";
         gauge STREAMS = "foretell_streams_in_flight" [] "Event streams being sent.";
-        counter DISCONNECTS = "foretell_client_disconnects_total" [] "Clients that left before the end of their answer.";
+        counter DISCONNECTS = "foretell_client_disconnects_total" [] "Clients that disconnected before the end of their answer.";
         counter BROKEN = "foretell_broken_answers_total" []
             "Answers that broke off after their head was sent, for a fault that was not the client's.";
         histogram TTFT = "foretell_time_to_first_token_seconds" ["path"] in FIRST
@@ -72,7 +72,7 @@ sections! {
         gauge CONNECTIONS = "foretell_connections" [] "Clients that are connected.";
         gauge CONNECTIONS_LIMIT = "foretell_connections_limit" [] "Clients that may be connected.";
         counter CONNECTIONS_EVICTED = "foretell_connections_evicted_total" []
-            "Idle connections that were closed because others waited for a place.";
+            "Idle connections that were closed because others waited for one.";
         counter CONNECTIONS_FAILED = "foretell_connections_failed_total" [] "Connections that could not be accepted.";
         counter REFUSED = "foretell_requests_refused_total" ["code"] "Requests that were refused because of their head.";
     }
@@ -89,7 +89,7 @@ sections! {
         counter EXTRA_TOKENS = "foretell_extra_prefill_tokens_total" ["backend", "source"]
             "Tokens that the engine computed for verify requests beyond those that became output: `reported` by it, or `estimated` where it does not report them (draft tokens minus accepted ones).";
         counter VERIFY_CALLS = "foretell_verify_requests_total" ["backend", "method"]
-            "Verify requests sent to engines. Engines show them in their own logs and counters, in addition to those of clients (`fan_out` makes one prompt per draft position).";
+            "Verify requests sent to engines. Engines show them in their logs and counters, in addition to those of clients (`fan_out` makes one prompt per draft position).";
     }
     "Speculation" {
         counter NUM_DRAFTS = "foretell_spec_decode_num_drafts_total" ["policy", "drafter", "prompt_bucket"] "Rounds whose verification result decided at least one token.";
@@ -131,12 +131,12 @@ sections! {
             "1 while requests of the route are passed through, because answers to first calls could not be read.";
         gauge BREAKER_STATE = "foretell_replica_breaker_state" ["replica"] "0 closed, 1 half open, 2 open.";
         counter BREAKER_TRANSITIONS = "foretell_replica_breaker_transitions_total" ["replica", "to"] "Changes of the breaker.";
-        counter REPLICA_REQUESTS = "foretell_replica_requests_total" ["replica"] "Requests to it, Foretell's own included.";
+        counter REPLICA_REQUESTS = "foretell_replica_requests_total" ["replica"] "Requests to it, those of Foretell included.";
         gauge REPLICA_IN_FLIGHT = "foretell_replica_requests_in_flight" ["replica"] "Requests in flight.";
         counter REPLICA_ERRORS = "foretell_replica_errors_total" ["replica", "kind"]
             "Requests without a complete answer, or with a server error that the request did not cause.";
         counter REPLICA_RETRIES = "foretell_replica_retries_total" ["replica", "result"]
-            "Requests that got no byte from it and were `sent` again, or were not for want of budget (`no_budget`).";
+            "Requests that got no byte from it and were retried (`sent`), or were not for want of budget (`no_budget`).";
         gauge REPLICA_LOAD = "foretell_replica_load" ["replica", "signal"]
             "Load as its engine reports it: requests `running` and `waiting`, share of its `kv` cache in use.";
         gauge REPLICA_LOAD_AGE = "foretell_replica_load_age_seconds" ["replica"] "Age of its engine's last load report.";
@@ -148,11 +148,11 @@ sections! {
             "Time since the measurements of other sidecars were last read; before the first time, since the start.";
         gauge STORE_SIDECARS = "foretell_store_sidecars" [] "Other sidecars whose measurements were read the last time.";
         counter STORE_ERRORS = "foretell_store_errors_total" ["kind"]
-            "Exchanges that failed: no connection (`connect`), no answer in time (`timeout`), login refused (`password`), no memory left (`full`), another refusal (`refused`), unreadable `answer`; or that found sidecars of another `version`.";
+            "Exchanges that failed: no connection (`connect`), no answer in time (`timeout`), login refused (`password`), no free memory (`full`), another refusal (`refused`), unreadable `answer`; or that found sidecars of another `version`.";
     }
     "Is the proxy healthy" {
         histogram OVERHEAD = "foretell_overhead_seconds" ["stage"] in WORK
-            "Foretell's own work by stage: `parse` a request, `decide` by policies, `draft` (one event through the session: lookups, choice, acceptance, text), `stream` (one piece of output to the client's form).";
+            "Foretell's work by stage: `parse` a request, `decide` by policies, `draft` (one event through the session: lookups, choice, acceptance, text), `stream` (one piece of output to the client's form).";
         histogram ADDED_TTFT = "foretell_added_ttft_seconds" [] in WORK
             "What Foretell adds to the time to the first token: from the complete request to its first upstream request, and from the first byte of the answer to the first byte sent.";
         gauge DRAFTER_QUEUE = "foretell_drafter_queue" ["drafter"] "Requests that wait for a model drafter.";
@@ -186,7 +186,7 @@ sections! {
         gauge START = "process_start_time_seconds" [] "When this process started, Unix time.";
         gauge THREADS = "process_threads" [] "Threads of this process.";
     }
-    "`foretell target` (on its own `/metrics`)" {
+    "`foretell target` (on its `/metrics`)" {
         gauge TARGET_RUNNING = "foretell_target_requests_running" [] "Sequences that have a lane.";
         gauge TARGET_WAITING = "foretell_target_requests_waiting" [] "Sequences that wait for a lane.";
         gauge TARGET_LIMIT = "foretell_target_requests_limit" [] "Maximum number of sequences with a lane at once.";

@@ -185,9 +185,9 @@ export function wrong(status, replicas, policies) {
     if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; speculation is retried later.`);
   }
   if (status.recording !== null) add("bad", "recording", `Requests are not recorded: ${status.recording}`, runbook("ForetellRecordingFails"));
-  const { failed, completions, left } = status.lately;
+  const { failed, completions, disconnected } = status.lately;
   if (failed > 0) add("warn", "failed", `${whole(failed)} of ${whole(completions)} completions of the last 15 min ended with an error.`);
-  if (left > 0) add("warn", "left", `${whole(left)} of ${whole(completions)} clients of the last 15 min left before the end of their answer.`);
+  if (disconnected > 0) add("warn", "disconnected", `${whole(disconnected)} of ${whole(completions)} clients of the last 15 min disconnected before the end of their answer.`);
   if (status.mode.process.mode !== "auto") add("warn", "mode", `Mode ${status.mode.process.mode}: no request is speculated on.`);
   for (const backend of status.mode.backends) {
     if (backend.mode !== status.mode.process.mode) add("warn", `mode ${backend.name}`, `Mode ${backend.mode} at backend ${backend.name}: no request is speculated on there.`);
@@ -380,8 +380,8 @@ function allLearnt(costs) {
     const drafts = at.drafts.map((draft) => `${draft.nodes}: ${millis(draft.seconds * 1000)}`);
     return `${at.requests} in flight, context ${at.context}${at.plain_neighbours ? ", with plain requests" : ""}: ${at.method} of ${drafts.join(", ")}`;
   });
-  const left = `may still lose ${millis(costs.regret_left_seconds * 1000)} of ${millis(costs.regret_capacity_seconds * 1000)}`;
-  return [...plain, ...verify, left, `price of a draft node ${costs.price.toFixed(2)} plain tokens`].join("\n");
+  const regret = `may still lose ${millis(costs.regret_remaining_seconds * 1000)} of ${millis(costs.regret_capacity_seconds * 1000)}`;
+  return [...plain, ...verify, regret, `price of a draft node ${costs.price.toFixed(2)} plain tokens`].join("\n");
 }
 
 export function policies(answer) {

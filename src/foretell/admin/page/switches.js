@@ -48,8 +48,8 @@ export function askToken(why) {
 export function show(status) {
   const { process, backends } = status.mode;
   const rest = (held) => (held.ends_in_seconds === null ? "" : ` for ${duration(held.ends_in_seconds)} more, then ${held.base}`);
-  const own = backends.filter((backend) => backend.own !== null).map((backend) => `${backend.name}: ${backend.own.mode}${rest(backend.own)}`);
-  say(byId("mode-now"), `Now ${process.mode}${rest(process)}.${own.length > 0 ? ` By backend: ${own.join("; ")}; the stricter mode applies.` : ""}`);
+  const overrides = backends.filter((backend) => backend.override !== null).map((backend) => `${backend.name}: ${backend.override.mode}${rest(backend.override)}`);
+  say(byId("mode-now"), `Now ${process.mode}${rest(process)}.${overrides.length > 0 ? ` By backend: ${overrides.join("; ")}; the stricter mode applies.` : ""}`);
   const select = byId("mode-backend");
   const kept = select.value;
   const options = [{ key: "", text: "the whole process" }, ...backends.map(({ name }) => ({ key: name, text: `backend ${name}` }))];

@@ -52,7 +52,7 @@ fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
         )
     });
     writeln!(out, "  {:<12} {gain}", "speed")?;
-    writeln!(out, "  {:<12} {:.1} plain tokens that speculation may lose", "regret left", now.regret_budget)?;
+    writeln!(out, "  {:<12} {:.1} plain tokens that speculation may lose", "regret", now.regret_budget)?;
     now.gates.iter().try_for_each(|line| gate(line, out))?;
     for why in &now.not_speculating {
         writeln!(out, "  {:<12} {}: {}", "plain", why.reason, why.words)?;
@@ -92,7 +92,7 @@ fn head(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
         "server" => "the server",
         _ => "nobody: the server's properties are not known",
     };
-    writeln!(out, "asked        {source}")?;
+    writeln!(out, "facts from   {source}")?;
     writeln!(out, "route        {}", explanation.request.route)?;
     let (model, backend) = (
         explanation.request.model.as_deref().unwrap_or("none"),

@@ -88,7 +88,7 @@ impl TrainingFolders {
 /// Refuses a folder that cannot be replaced in one step, or that is no drafter of this command.
 fn replaceable(out: &Path) -> io::Result<()> {
     let refused = |reason: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
-    let Some(parent) = out.parent() else { return refused("it is no folder of its own") };
+    let Some(parent) = out.parent() else { return refused("it has no parent folder") };
     if env::current_dir().is_ok_and(|current| current.starts_with(out)) {
         return refused("it is the current folder, or holds it");
     }

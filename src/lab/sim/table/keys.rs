@@ -26,7 +26,6 @@ pub(super) struct Keys {
     pub name: String,
     pub about: String,
     #[serde(default)]
-    #[serde(rename = "held_out")]
     pub untuned: bool,
     #[serde(rename = "for", deserialize_with = "seconds::<_, 1_000_000, DAY>")]
     pub seconds: f64,

@@ -1,7 +1,11 @@
 //! Intervals of recognising a replica: short while it is unreachable, longer once it is known, and
-//! growing where Foretell cannot speculate.
+//! growing where Foretell cannot speculate; and of its probes.
 
 use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::fleet::identity::EngineStart;
 
 /// Pause before a replica that did not answer is retried: the first, and the longest.
 const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
@@ -13,6 +17,10 @@ const PASSTHROUGH: Duration = Duration::from_secs(5);
 const DOUBTED: Duration = Duration::from_mins(1);
 /// The longest such pause, where the server can never verify.
 const FOREIGN: Duration = Duration::from_mins(5);
+
+/// Pause before a server at which no verification method paid is reprobed: the first, and the
+/// longest.
+pub(super) const REPROBE: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
 
 /// The result of recognising a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +59,38 @@ impl Pace {
     /// Restarts with the first pause: the replica was away and may have changed.
     pub(super) fn restart(&mut self) {
         self.0 = None;
+    }
+}
+
+/// The last probe of a replica, and when the next is due.
+#[derive(Default)]
+pub(super) struct LastProbe {
+    engine_start: Option<EngineStart>,
+    at: Option<Instant>,
+    /// Pause before the next probe, where no verification method paid; `None` elsewhere.
+    pause: Option<Duration>,
+}
+
+impl LastProbe {
+    pub(super) fn is_older(&self, than: Duration) -> bool {
+        self.at.is_none_or(|at| at.elapsed() >= than)
+    }
+
+    pub(super) fn is_due(&self, engine_start: &EngineStart) -> bool {
+        self.engine_start.as_ref() != Some(engine_start)
+            || self.pause.is_some_and(|pause| self.is_older(pause))
+    }
+
+    pub(super) fn done(&mut self, engine_start: &EngineStart, nothing_pays: bool) {
+        self.pause = match self.pause {
+            _ if !nothing_pays => None,
+            Some(pause) if self.engine_start.as_ref() == Some(engine_start) => {
+                Some((pause * 2).min(REPROBE.1))
+            }
+            _ => Some(REPROBE.0),
+        };
+        self.engine_start = Some(engine_start.clone());
+        self.at = Some(Instant::now());
     }
 }
 

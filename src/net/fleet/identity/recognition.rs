@@ -351,7 +351,7 @@ pub async fn tokenizer(
             Reply { status: 200, body, .. } => body,
             _ => {
                 return Err(Unknown::tokenizer(
-                    "it serves no tokenizer: configure the model's own (models[].tokenizer, or --tokenizer)",
+                    "it serves no tokenizer: configure that of the model (models[].tokenizer, or --tokenizer)",
                 ));
             }
         },

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::identity::pace::{Pace, Settled};
+use crate::fleet::identity::pace::{LastProbe, Pace, REPROBE, Settled};
 use crate::fleet::identity::recognition::{self, Away};
 use crate::fleet::identity::unknown::Unknown;
 use crate::fleet::identity::{EngineStart, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
@@ -37,9 +37,6 @@ const OUTDATED: Duration = Duration::from_mins(1);
 const JITTER: Duration = Duration::from_millis(1_500);
 /// Retry interval of the single-engine check, where it takes calls that compute.
 const ONE_RETRY: Duration = Duration::from_mins(1);
-/// Pause before a server at which no verification method paid is reprobed: the first, and the
-/// longest.
-const REPROBE: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
 
 /// The last result of the single-engine check.
 struct SingleCheck {
@@ -47,37 +44,6 @@ struct SingleCheck {
     at: Instant,
     /// True if a single engine answers.
     shown: bool,
-}
-
-#[derive(Default)]
-struct LastProbe {
-    engine_start: Option<EngineStart>,
-    at: Option<Instant>,
-    /// Pause before the next probe, where no verification method paid; `None` elsewhere.
-    pause: Option<Duration>,
-}
-
-impl LastProbe {
-    fn is_older(&self, than: Duration) -> bool {
-        self.at.is_none_or(|at| at.elapsed() >= than)
-    }
-
-    fn is_due(&self, engine_start: &EngineStart) -> bool {
-        self.engine_start.as_ref() != Some(engine_start)
-            || self.pause.is_some_and(|pause| self.is_older(pause))
-    }
-
-    fn done(&mut self, engine_start: &EngineStart, nothing_pays: bool) {
-        self.pause = match self.pause {
-            _ if !nothing_pays => None,
-            Some(pause) if self.engine_start.as_ref() == Some(engine_start) => {
-                Some((pause * 2).min(REPROBE.1))
-            }
-            _ => Some(REPROBE.0),
-        };
-        self.engine_start = Some(engine_start.clone());
-        self.at = Some(Instant::now());
-    }
 }
 
 /// True if it is known without a trial that a single engine answers.
@@ -400,7 +366,7 @@ impl Watched {
         }
     }
 
-    /// True if the operator has configured it as a server to which requests are only passed through.
+    /// True if its configured dialect is one whose requests are only passed through.
     fn is_passthrough_by_name(&self) -> bool {
         self.settings.dialect.is_some_and(|dialect| PASSTHROUGH.contains(&dialect))
     }
@@ -427,8 +393,8 @@ impl Watched {
     }
 
     fn passthrough(&self, reason: PassthroughReason, why: String, dialect: &str) {
-        // Without a verification method the gateway passes it through; for other reasons the session runner
-        // does, and names them.
+        // Without a verification method the gateway passes it through; for other reasons the
+        // session runner does, and names them.
         self.replica.set_dialect(dialect, reason != PassthroughReason::NoVerifyMethod);
         self.knowledge.store(Arc::new(ServerKnowledge::Passthrough(reason, why)));
     }
@@ -511,7 +477,8 @@ impl Watched {
         }
     }
 
-    /// Probes every engine_start once, as soon as it is idle, and repeats that on request or when due.
+    /// Probes every engine start once, as soon as it is idle, and repeats that on request or when
+    /// due.
     pub(super) async fn probe_loop(self: Arc<Self>) {
         let mut last = LastProbe::default();
         loop {

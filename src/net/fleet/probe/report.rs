@@ -137,7 +137,7 @@ impl ProbeReport {
 /// The dependency of a seeded request's noise, in a word.
 pub fn noise(engine: &Engine) -> &'static str {
     match engine.noise {
-        Noise::Position => "place",
+        Noise::Position => "position",
         Noise::Call => "call",
         Noise::Ignored => "ignored",
     }

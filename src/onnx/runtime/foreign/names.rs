@@ -131,7 +131,7 @@ impl Signature {
         };
         match inputs.iter().find(|input| !known(input.name())) {
             Some(other) => Err(format!(
-                "the graph takes the unknown input {}; a drafter is fed {}, {}, {} and its own \
+                "the graph takes the unknown input {}; a drafter is fed {}, {}, {} and its \
                  keys and values",
                 other.name(),
                 names.input_ids,

@@ -127,7 +127,7 @@ fn text_part(part: &Value) -> Result<String, Refusal> {
 /// Reads the fields about the chat template; returns `add_generation_prompt`.
 pub(super) fn opening(fields: &mut Fields<'_>) -> Result<bool, Refusal> {
     fields.only("continue_final_message", &["false"], "only false")?;
-    fields.only("chat_template", &[], "only the model's own")?;
+    fields.only("chat_template", &[], "only the model's template")?;
     fields.flag("add_generation_prompt", true)
 }
 

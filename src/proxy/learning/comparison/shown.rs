@@ -44,12 +44,12 @@ impl Families {
 
     fn show(&self, compared: &Compared) {
         let Compared { policy, backend, groups, .. } = compared;
-        for (bound, value) in groups.ratio().map(bounds).into_iter().flatten() {
-            self.ratio.with_label_values(&[policy, backend, bound]).set(value);
+        for (end, value) in groups.ratio().map(bounds).into_iter().flatten() {
+            self.ratio.with_label_values(&[policy, backend, end]).set(value);
         }
         let Some(projected) = groups.projected() else { return };
-        for (bound, value) in bounds(projected.gain) {
-            self.projected.with_label_values(&[policy, backend, bound, projected.basis.name()]).set(value);
+        for (end, value) in bounds(projected.gain) {
+            self.projected.with_label_values(&[policy, backend, end, projected.basis.name()]).set(value);
         }
     }
 }
@@ -61,7 +61,7 @@ pub(super) fn bounds(interval: Interval) -> [(&'static str, f64); 3] {
 
 /// The bounds of an interval, as the admin API shows them.
 pub(super) fn rounded(interval: Interval) -> Value {
-    let rounded = |(bound, value): (&str, f64)| (bound.to_owned(), json!((value * 1000.0).round() / 1000.0));
+    let rounded = |(end, value): (&str, f64)| (end.to_owned(), json!((value * 1000.0).round() / 1000.0));
     Value::Object(bounds(interval).map(rounded).into_iter().collect())
 }
 

@@ -53,7 +53,7 @@ impl SessionLoop {
                     self.session.handle(id, Event::Doubt, now);
                 }
                 if self.first_answer.is_current && many_choices(&event) {
-                    self.first_answer.set_unreadable("it holds several choices where one was asked for");
+                    self.first_answer.set_unreadable("it holds several choices where one was requested");
                     return self.verbatim(id).await;
                 }
                 self.chunk(id, event, chunk).await;

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Events, System, message, translate};
+use crate::anthropic::{Events, System, message, translate};
 use crate::translation::{Thinking, goldens};
 
 fn with(member: &str) -> Vec<Value> {
@@ -24,7 +24,7 @@ fn unsigned(text: &str) -> String {
 }
 
 /// A chat request with the arguments of calls as values: both sides write them as JSON, with other
-/// spaces. Members that are null or false by default are left out.
+/// spaces. Members that are null or false by default are ignored.
 fn comparable(chat: &Value) -> Value {
     fn read(value: &Value) -> Value {
         match value {

@@ -22,9 +22,11 @@ fn comparable(value: &Value) -> Value {
     ];
     match value {
         Value::Object(members) => {
-            let kept =
+            let present =
                 members.iter().filter(|(name, value)| !value.is_null() && !ROUNDS.contains(&name.as_str()));
-            Value::Object(kept.map(|(name, value)| (name.clone(), comparable(value))).collect::<Map<_, _>>())
+            Value::Object(
+                present.map(|(name, value)| (name.clone(), comparable(value))).collect::<Map<_, _>>(),
+            )
         }
         Value::Array(items) => items.iter().map(comparable).collect(),
         Value::String(text) => match text.split_once('_') {
