@@ -47,7 +47,8 @@ pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Process {
-    /// off: pass requests through. observe: pass them through, and draft in the shadow. auto: speculate where it pays.
+    /// off: pass requests through. observe: pass them through, and draft in the shadow. auto:
+    /// speculate where it pays.
     #[schemars(extend("hints" = {
         "shadow": "observe (shadow is a mode of policies)",
         "plain": "observe (plain is a mode of policies)",

@@ -125,7 +125,8 @@ fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
     Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
 }
 
-/// Warning that a policy is for requests of APIs that no backend translates, which are passed through.
+/// Warning that a policy is for requests of APIs that no backend translates, which are passed
+/// through.
 fn untranslated(policy: &Policy, process: &Process) -> Option<String> {
     let routes = policy.matcher.routes.as_ref()?;
     if process.backends.is_empty() {

@@ -78,7 +78,8 @@ struct PolicyFile {
     /// Unique; answers, metrics and logs call the policy NAME@REVISION.
     #[serde(with = "As::<PolicyName>")]
     name: String,
-    /// off: pass requests through. shadow: decode plainly, and score drafts without sending them. plain: no
+    /// off: pass requests through. shadow: decode plainly, and score drafts without sending them.
+    /// plain: no
     /// drafting. auto: speculate where it pays.
     #[schemars(extend("hints" = { "observe": "shadow (observe is a mode of the config file)" }))]
     mode: PolicyMode,

@@ -94,8 +94,8 @@ pub struct Limits {
     /// Maximum concurrent speculated requests; further ones are passed through.
     #[schemars(range(min = 0, max = 1_000_000))]
     pub sessions: usize,
-    /// Memory of bodies and sessions; above it completions are passed through unread, above twice that
-    /// answered with 503.
+    /// Memory of bodies and sessions; above it completions are passed through unread, above twice
+    /// that answered with 503.
     #[serde(with = "As::<Size<u64>>")]
     pub memory: u64,
     /// Maximum concurrent clients; null: as many as the limit of open descriptors allows.

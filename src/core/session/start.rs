@@ -201,7 +201,7 @@ pub struct Rules {
     pub segment: Option<u32>,
 }
 
-/// What the session runner gives to a session, besides its rules.
+/// Data and limits that a session gets besides its rules.
 #[derive(Clone, Debug)]
 pub struct Resources {
     /// The target's largest token id plus one; a result with an id that is not below it is refused.

@@ -34,7 +34,7 @@ pub struct SessionPlan {
     pub identity: Arc<Identity>,
     /// Permissions by policy, client, operator and server.
     pub ruling: Ruling,
-    /// What the session gets besides the rules of the ruling.
+    /// Data and limits that the session gets besides the rules of the ruling.
     pub resources: Resources,
     /// Sampling parameters of client and server; `seed` is the session's where the engine's noise
     /// can be reproduced.

@@ -92,8 +92,8 @@ impl Form for Answer<'_> {
         self.house
     }
 
-    /// A prediction is accepted up to its first wrong token [unverified: no provider documents how it
-    /// counts]; the rejected rest is output on the bill.
+    /// A prediction is accepted up to its first wrong token [unverified: no provider documents how
+    /// it counts]; the rejected rest is output on the bill.
     fn usage(&self, batch: &Batch, ask: &Ask) -> Value {
         let mut usage = usage(batch, ask.n);
         let output = batch.sequences.first().map_or(&[][..], Sequence::output);

@@ -12,7 +12,7 @@ use crate::client::{Ask, metric};
 use crate::fakes::passthrough::{Kind, Passthrough};
 use crate::fakes::{Fake, Setup};
 
-/// What an engine may be asked until it is known.
+/// Pages that may be requested of an engine until it is known.
 const QUESTIONS: [&str; 7] =
     ["/v1/models", "/version", "/props", "/server_info", "/info", "/api/version", "/v2"];
 
