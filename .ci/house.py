@@ -18,17 +18,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 # (what has been reached, what is wanted)
 LIMITS = {
-    "product lines without lab": (86_000, 64_000),
-    "product lines of a crate": (14_850, 14_000),
-    "test lines": (61_300, 60_000),
+    "product lines without lab": (85_700, 64_000),
+    "product lines of a crate": (15_200, 14_000),
+    "test lines": (60_100, 60_000),
     "words of documents": (40_000, 40_000),
     "product lines of a file": (600, 600),
     "lines of a function": (80, 80),
     "fields of a struct": (41, 20),
     "methods of a trait": (32, 15),
-    "circles of files": (3, 0),
-    "closures that ignore what they filter": (20, 0),
-    "vague words": (523, 40),
+    "circles of files": (1, 0),
+    "closures that ignore what they filter": (0, 0),
+    "vague words": (95, 40),
 }
 VAGUE = set("told asked held left whole bound own place heard borne kept again beside".split())
 INLINE_TESTS = re.compile(r"\s*(pub(\(.*\))? )?mod \w+ \{")
