@@ -1,11 +1,11 @@
 //! The forms of texts that files may hold, each with its name in schemas. How durations and sizes
-//! are written is in [`foretell_core::setting`].
+//! are written is in [`foretell_policy::form`].
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use foretell_core::setting::{Delay, Form, Period, Size};
+use foretell_policy::form::{Delay, Form, Period, Size};
 use http::Uri;
 
 use super::problem::Refusal;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-use foretell_core::setting::GOT;
+use foretell_policy::form::GOT;
 use strsim::osa_distance;
 
 /// The path of a whole document.

@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 
 use super::forms::{FilePath, HeaderName, Peers};
 use super::values::Network;
-use foretell_core::setting::{Each, Maybe};
 use foretell_core::words::Mode;
 use foretell_net::http::drain::DrainTimes;
+use foretell_policy::form::{Each, Maybe};
 
 pub use backend::{
     Backend, Budget, Dialect, Load, Probe, ProbeWhen, Replicas, Route, Routes, Scheme, VerifyLimits,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use foretell_core::setting;
+use foretell_policy::form;
 pub use foretell_policy::{Glob, Revision};
 use http::Uri;
 use ipnet::{AddrParseError, IpNet};

@@ -6,7 +6,6 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`units`] | moments, token ids, random numbers |
-//! | [`setting`] | the forms of settings: durations, sizes |
 //! | [`words`] | the closed lists that all crates share: verification methods and results, modes, reasons |
 //! | [`draft`] | trees of draft tokens, and the lookups that propose them |
 //! | [`control`] | measured costs and acceptance, and the decision which draft pays |
@@ -17,6 +16,5 @@
 pub mod control;
 pub mod draft;
 pub mod session;
-pub mod setting;
 pub mod units;
 pub mod words;

@@ -8,6 +8,7 @@ pub mod decide;
 pub mod explain;
 mod fact;
 pub mod facts;
+pub mod form;
 pub mod matching;
 mod outcome;
 pub mod part;

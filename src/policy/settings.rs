@@ -6,11 +6,11 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::form::{As, Delay, Period};
 use foretell_core::control::{MARGIN, STAY};
 pub use foretell_core::draft::Scope;
 use foretell_core::draft::{LookupSpec, Source};
 use foretell_core::session::GAMMA_MAX;
-use foretell_core::setting::{As, Delay, Period};
 
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]

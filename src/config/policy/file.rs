@@ -13,7 +13,7 @@ use crate::problem::{Problem, Refusal};
 use crate::problems::Problems;
 use crate::{check, schema, yaml};
 use foretell_core::draft::{LookupSpec, Ngram, Phrases};
-use foretell_core::setting::As;
+use foretell_policy::form::As;
 use foretell_policy::{
     Accept, Bounds, Corpus, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, Revision, Rule,
     Scope, Tolerance, Vocabulary,
@@ -79,8 +79,7 @@ struct PolicyFile {
     #[serde(with = "As::<PolicyName>")]
     name: String,
     /// off: pass requests through. shadow: decode plainly, and score drafts without sending them.
-    /// plain: no
-    /// drafting. auto: speculate where it pays.
+    /// plain: no drafting. auto: speculate where it pays.
     #[schemars(extend("hints" = { "observe": "shadow (observe is a mode of the config file)" }))]
     mode: PolicyMode,
     /// Conditions; every field must match, and of a list one entry.

@@ -8,9 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Connect, Model, Render};
 use crate::forms::{Base, HostPort, PagePath, Renderer, Text};
-use foretell_core::setting::{As, Each, Maybe, Period, Size};
 use foretell_core::words::VerifyMethod;
 use foretell_engines::Dialect as Spoken;
+use foretell_policy::form::{As, Each, Maybe, Period, Size};
 use foretell_wire::openai::Api;
 
 /// API of a backend's engine (`engine` in the file).

@@ -9,8 +9,8 @@ use serde::Deserialize;
 
 use crate::forms::{Address, FilePath, HostName};
 use foretell_core::session::VERIFY_TIMEOUT;
-use foretell_core::setting::{As, Delay, Each, Maybe, Period, Size};
 use foretell_net::http::listen::Bounds;
+use foretell_policy::form::{As, Delay, Each, Maybe, Period, Size};
 
 const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)

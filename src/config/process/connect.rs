@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::forms::FilePath;
-use foretell_core::setting::Maybe;
+use foretell_policy::form::Maybe;
 
 /// How connections to a backend are made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::forms::FilePath;
-use foretell_core::setting::{As, Maybe, Period, Size};
 use foretell_onnx::open::DeviceChoice;
+use foretell_policy::form::{As, Maybe, Period, Size};
 
 /// A model that drafts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]

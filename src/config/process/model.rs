@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer};
 
 use crate::forms::{FilePath, Tokenizer};
 use crate::values::{Glob, TokenizerSource};
-use foretell_core::setting::{As, Maybe};
 use foretell_parsers::parse::{Parsers, ReasoningFormat, ToolFormat};
+use foretell_policy::form::{As, Maybe};
 
 /// A model.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

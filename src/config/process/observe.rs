@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::forms::Origin;
-use foretell_core::setting::Maybe;
+use foretell_policy::form::Maybe;
 
 /// Logging and tracing.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]

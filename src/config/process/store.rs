@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::forms::{FilePath, KeyPrefix, Store};
 use crate::store_url::StoreUrl;
-use foretell_core::setting::{As, Maybe, Period};
+use foretell_policy::form::{As, Maybe, Period};
 
 /// The store of a fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::listen::Stop;
-use foretell_core::setting::{As, Delay};
+use foretell_policy::form::{As, Delay};
 
 /// Durations of an orderly shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

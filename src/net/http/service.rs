@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use foretell_core::setting::{As, Size};
+use foretell_policy::form::{As, Size};
 use http::{Request, Response};
 use schemars::JsonSchema;
 use serde::Deserialize;

@@ -80,7 +80,7 @@ pub(super) struct Answer {
     id: String,
     created: u64,
     model: String,
-    /// Identifies the process, see [`Engine::mark`](foretell_engines::Engine::mark).
+    /// Identifies the process, see `Engine::mark` of the engines.
     mark: Arc<str>,
     pub(super) request: GenerateRequest,
     /// Token ids of each prompt.
