@@ -33,12 +33,12 @@ pub enum TokenizerSource {
     File(PathBuf),
 }
 
-/// Parses a duration of the command line as [`setting::duration`] does.
+/// Parses a duration of the command line as [`form::duration`] does.
 ///
 /// # Errors
 /// The sentence says what is wrong with it, and how a duration is written.
 pub fn duration_or_why(text: &str) -> Result<Duration, String> {
-    setting::duration(text).map_err(|why| why.replace(setting::GOT, text))
+    form::duration(text).map_err(|why| why.replace(form::GOT, text))
 }
 
 /// Text with its `%XX` decoded; `None` if an escape is malformed or the bytes are no text.

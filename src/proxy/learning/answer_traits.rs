@@ -122,7 +122,7 @@ impl AnswerTraits {
         }
     }
 
-    /// These marks without those that always were text in its chats, at least [`SHOWN`] times. An
+    /// These marks without those that always were text in its chats, at least `SHOWN` times. An
     /// example is `<think>` of a server without a parser for reasoning.
     pub fn hidden(&self, all: &Arc<[TokenId]>) -> Arc<[TokenId]> {
         let marks = self.marks.lock();

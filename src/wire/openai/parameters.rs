@@ -169,7 +169,7 @@ pub enum Treatment {
     /// Sent with the first call; it does not change the output.
     Inert,
     /// Changes the prompt, and perhaps more: carried where the engine tells the prompt and the
-    /// sampling of exactly this request ([`foretell_engines::Engine::renders`]), else passed
+    /// sampling of exactly this request (`Engine::renders`), else passed
     /// through for this reason.
     Rendered(PassthroughReason),
     /// No effect at these values; at any other the request is passed through.

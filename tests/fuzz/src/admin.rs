@@ -76,8 +76,8 @@ fn words(text: &str, other: &str) {
         Ok(Control::Off | Control::Plain) => {}
         Err(error) => assert!(error.0.chars().count() <= 40),
     }
-    let _ = setting::duration(text);
-    let _ = setting::size(text);
+    let _ = form::duration(text);
+    let _ = form::size(text);
     let glob = Glob::new(text);
     assert_eq!(glob.as_str(), text);
     assert!(glob.matches(text) && (!glob.is_exact() || glob.matches(other) == (text == other)), "{text:?}");
