@@ -291,7 +291,7 @@ describe("by keyboard alone", () => {
     assert.ok(process.ends_in_seconds > 800);
     await page.locator("#mode", { hasText: "mode observe, for 1" }).waitFor();
     assert.match(await text(page, "#problems"), /Mode observe: no request is speculated on/);
-    assert.match(await text(page, "#summary"), /only observes/);
+    assert.match(await text(page, "#summary"), /Mode observe: no request is speculated on/);
     await page.locator("#mode-wanted").selectOption("off");
     await page.locator("#mode-backend").selectOption("target");
     await page.locator("#mode-ttl").selectOption("");

@@ -193,7 +193,7 @@ struct Phrase {
 enum AcceptRule {
     /// Only tokens that the target itself would have generated.
     Exact,
-    /// A lossy rule: outputs may drift from the model's own, and each answer reports the charge.
+    /// A lossy rule: outputs may drift from the model's own, and each answer reports its drift.
     Ears {
         /// Minimum probability of the draft token ÷ that of the likeliest; 0 is as published.
         #[serde(default)]
@@ -202,7 +202,7 @@ enum AcceptRule {
         #[serde(flatten)]
         drift: Lossy,
     },
-    /// A lossy rule: outputs may drift from the model's own, and each answer reports the charge.
+    /// A lossy rule: outputs may drift from the model's own, and each answer reports its drift.
     Typical {
         /// Threshold on the token's probability.
         #[serde(default = "epsilon")]
