@@ -131,8 +131,8 @@ struct FolderSource {
 }
 
 /// Determines the policy folder: a flag or variable first, then the config file's setting
-/// (relative to that file's folder), then `policies` beside the config file. A folder that is
-/// named explicitly must exist.
+/// (relative to that file's folder), then `policies` in the folder of the config file. A folder
+/// that is named explicitly must exist.
 fn settle_policies(
     overrides: &Overrides,
     file: Option<&Path>,

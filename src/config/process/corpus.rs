@@ -51,7 +51,7 @@ pub struct Corpus {
     #[serde(with = "As::<Period>")]
     pub ttl: Duration,
     /// File that preserves it over restarts.
-    // It has learnt costs and acceptance; `FILE.texts` beside it has the corpus.
+    // It has learnt costs and acceptance; `FILE.texts` in the same folder has the corpus.
     #[serde(with = "Maybe::<FilePath>")]
     pub snapshot: Option<PathBuf>,
     /// Where requests of policies with `corpus.record` are written, for `foretell train`.

@@ -14,6 +14,9 @@ use super::order;
 
 /// Match lengths that are tried in one query.
 const TRIALS: usize = 2;
+/// Entries that are read for the most recent position, so that a text that repeats itself costs no
+/// more than others.
+const READ: usize = 4096;
 /// Matches of at most this many tokens are shortened token by token: the index knows those
 /// intervals, and finds them with fewer reads than `reach`.
 const SHORT: usize = 4;
@@ -82,8 +85,9 @@ impl<'a> Finder<'a> {
     /// and that length; `None` if nothing matches.
     pub fn latest(&self, cap: usize) -> Option<(usize, usize)> {
         let len = self.longest.min(cap);
-        let newest =
-            |lookup: &Located<'_>| lookup.interval(len).filter_map(|index| lookup.position(index)).max();
+        let newest = |lookup: &Located<'_>| {
+            lookup.interval(len).rev().take(READ).filter_map(|index| lookup.position(index)).max()
+        };
         // The sources come in order, so the last one that agrees has the most recent position.
         Some((self.lookups.iter().rev().find_map(newest)?, len))
     }
@@ -286,6 +290,17 @@ mod tests {
         fn budgets_never_grow_as_the_match_shrinks(rules in rules(), len in 0_usize..DEPTH) {
             prop_assert!(rules.budget(len) <= rules.budget(len + 1));
         }
+    }
+
+    #[test]
+    fn the_most_recent_of_the_longest_matches_is_found_in_sorted_and_new_text() {
+        let mut growing = crate::draft::suffix::Growing::new();
+        growing.extend(&[1, 2, 7, 1, 2, 8, 3, 2, 1, 2]);
+        assert_eq!(growing.finder().latest(8), Some((5, 2)));
+        assert_eq!(growing.finder().latest(1), Some((8, 1)));
+        growing.extend(&(100..400).collect::<Vec<_>>());
+        growing.extend(&[1, 2, 7]);
+        assert_eq!(growing.finder().latest(8), Some((3, 3)));
     }
 
     #[test]
