@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 
 use super::check;
-use super::forms::{self, Address, Base};
+use super::forms::{self, Address, Base, UnixSocket};
 use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{Backend, Dialect, Listen, Model, Process, Replicas, TokenizerSource, file};
@@ -49,6 +49,10 @@ pub struct Flags {
     /// admin.token_file [env: FORETELL_ADMIN] [default: 127.0.0.1:9464]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
+    /// Unix socket of the drafts service, for engines with Foretell's plug-in
+    /// [env: FORETELL_DRAFTS]
+    #[arg(long, value_name = "unix:PATH")]
+    pub drafts: Option<String>,
     /// Mode at the start: observe changes no request and measures what speculation would gain, auto
     /// speculates where that pays, off only passes requests through; POST /api/mode changes it at
     /// run time [env: FORETELL_MODE] [default: auto]
@@ -103,6 +107,7 @@ impl Overrides {
             ("engine", &flags.engine),
             ("listen", &flags.listen),
             ("admin", &flags.admin),
+            ("drafts", &flags.drafts),
             ("mode", &flags.mode),
             ("policies", &flags.policies),
             ("log-level", &flags.log_level),
@@ -169,6 +174,10 @@ impl Overrides {
         });
         set("listen", "listen", &mut |text| {
             process.listen = vec![Listen { address: forms::parse::<Address>(text)?, tls: None }];
+            Ok(())
+        });
+        set("drafts", "drafts.listen", &mut |text| {
+            process.drafts.listen = Some(forms::parse::<UnixSocket>(text)?);
             Ok(())
         });
         let admin = &mut process.admin;

@@ -120,6 +120,13 @@ forms! {
     Tokenizer(TokenizerSource) "tokenizer", ".", "not a path", "backend|PATH",
         tokenizer,
         |_| Some("backend".to_owned());
+    /// A Unix socket. A TCP port of loopback is shared by all containers of a pod.
+    UnixSocket(PathBuf) "socket", "^unix:/", "not a Unix socket", "unix:/PATH",
+        |text| text.strip_prefix("unix:").filter(|path| path.starts_with('/')).map(Into::into), |_| None;
+    /// The permissions of a file.
+    FileMode(u32) "mode", "^0?[0-7]{3}$", "not permissions", "three octal digits, as \"0660\"",
+        |text| u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777 && text.len() >= 3),
+        |mode| Some(format!("0{mode:o}"));
     /// Address and login of a store.
     Store(StoreUrl) "store", "^rediss?://", "not the URL of a store",
         "redis(s)://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]",

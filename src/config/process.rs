@@ -6,6 +6,7 @@ mod backend;
 mod client;
 mod connect;
 mod corpus;
+mod drafts;
 pub(super) mod file;
 mod model;
 mod observe;
@@ -30,6 +31,7 @@ pub use backend::{
 pub use client::{Admin, Limits, Listen, Metrics, ServerTls, Timeouts};
 pub use connect::{Auth, ClientTls, Connect, HostHeader};
 pub use corpus::{Corpus, DrafterModel, Record};
+pub use drafts::{Drafts, UnknownRows};
 pub use file::{Parsed, parse, parse_all, schema};
 pub use model::Model;
 pub use observe::{LogFormat, LogLevel, Observe};
@@ -77,6 +79,8 @@ pub struct Process {
     pub drafters: IndexMap<String, DrafterModel>,
     /// Texts that drafters keep across requests.
     pub corpus: Corpus,
+    /// The drafts service for engines with Foretell's plug-in.
+    pub drafts: Drafts,
     /// The store over which sidecars share what they learn.
     pub fleet: Fleet,
     /// Conditions of /readyz.
@@ -122,6 +126,7 @@ impl Default for Process {
             backends: Vec::new(),
             drafters: IndexMap::new(),
             corpus: Corpus::default(),
+            drafts: Drafts::default(),
             fleet: Fleet::default(),
             ready: Ready::default(),
             policy_files: PolicyFiles::default(),

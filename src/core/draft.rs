@@ -68,6 +68,11 @@ pub trait Lookup: Send {
     fn is_informed(&self) -> bool {
         true
     }
+    /// Does what [`Self::observe`] has put off; true if that was something. Call it where nobody
+    /// waits for a draft.
+    fn tidy(&mut self) -> bool {
+        false
+    }
     /// Proposes tokens after everything observed so far; an empty tree if it has no proposal.
     fn draft(&self, budget: Budget) -> Tree;
     /// Bytes allocated for this session alone; data that sessions share is accounted by its owner.

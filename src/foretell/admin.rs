@@ -25,6 +25,7 @@ pub use guard::Guard;
 use foretell_config::problem::Problem;
 use foretell_config::values;
 use foretell_core::words::Mode;
+use foretell_drafts::batch::Totals;
 use foretell_net::clock::unix_time;
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::first_calls::PassedThrough;
@@ -262,6 +263,7 @@ impl Admin {
             "in_flight": replica.in_flight(),
             "verify": [],
             "load": load,
+            "inject": self.injected(replica),
             "probe": null,
         });
         let known = self.configured.as_ref().and_then(|configured| configured.replica(replica));
@@ -269,6 +271,28 @@ impl Admin {
             shown.extend(known);
         }
         shown
+    }
+
+    /// The engine of this replica, if it asks for drafts inside its own steps.
+    fn injected(&self, replica: &Replica) -> Option<Value> {
+        let engine = self.configured.as_ref()?.engine_that_asks(replica.label())?;
+        let Totals { steps, drafted, accepted, saved, wasted, rows, cost } = engine.totals;
+        let cost = cost.map(|cost| {
+            json!({ "plain_seconds": cost.plain, "first_token_seconds": cost.any, "token_seconds": cost.token })
+        });
+        Some(json!({
+            "engine_version": engine.hello.engine_version,
+            "most": engine.hello.most,
+            "rows": rows,
+            "steps": steps,
+            "late": engine.late,
+            "waited_seconds": engine.waited as f64 * 1e-6,
+            "drafted": drafted,
+            "accepted": accepted,
+            "saved_seconds": saved,
+            "wasted_seconds": wasted,
+            "cost": cost,
+        }))
     }
 
     /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the name of the replica, or its index in

@@ -34,11 +34,13 @@ use foretell_config::store::PolicyStore;
 use foretell_config::watch::{self, Watch};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
+use foretell_drafts::service::{ListenError, Service, Unknown};
 use foretell_net::fleet::identity::{Identities, ModelConfig, RecognitionSettings, Renderer};
 use foretell_net::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
 use foretell_net::http::drain::Lifecycle;
 use foretell_net::http::listen::Endpoint;
 use foretell_net::random;
+use foretell_observe::inject;
 use foretell_observe::trace::{Collector, CollectorError};
 use foretell_parsers::parse::Parsers;
 use foretell_policy::PolicySet;
@@ -86,6 +88,9 @@ pub enum AssembleError {
     /// Traces cannot be sent.
     #[error(transparent)]
     Collector(#[from] CollectorError),
+    /// The socket for drafts cannot be opened.
+    #[error(transparent)]
+    Drafts(#[from] ListenError),
 }
 
 /// A running proxy.
@@ -165,7 +170,8 @@ pub async fn start_with(
     let recorder = process.corpus.record.as_ref();
     let recorder =
         recorder.map(|settings| Recorder::start(settings, Arc::clone(&shared.observer))).transpose()?;
-    let known = known(&process, policies, drafters, recorder.clone(), &shared)?;
+    let mut known = known(&process, policies, drafters, recorder.clone(), &shared)?;
+    known.drafts = drafts_service(&process, &shared)?;
     expose(&known, &shared).map_err(StartError::from)?;
     let Known { identities, drafters, learnt, runner, gates, corpus, .. } = known.clone();
     let snapshot = process.corpus.snapshot.clone();
@@ -211,6 +217,23 @@ pub async fn start_with(
         _identifying: watching.drop_guard(),
     };
     Ok(running)
+}
+
+/// The drafts service, with its metrics; `None` without `drafts.listen`.
+fn drafts_service(process: &Process, shared: &Shared) -> Result<Option<Arc<Service>>, AssembleError> {
+    let process::Drafts { listen, mode, unknown } = &process.drafts;
+    let Some(path) = listen else { return Ok(None) };
+    let unknown = match unknown {
+        process::UnknownRows::Lookups => Unknown::Lookups,
+        process::UnknownRows::None => Unknown::None,
+    };
+    let service =
+        Service::listen(path, *mode, unknown, Arc::clone(&shared.joins), Arc::clone(&shared.memory))?;
+    let metrics =
+        inject::collector(Arc::clone(&service)).and_then(|made| shared.observer.metrics().register(made));
+    metrics.map_err(StartError::from)?;
+    tracing::info!(socket = %path.display(), "engines may ask for drafts");
+    Ok(Some(service))
 }
 
 /// The store of the fleet, with its metrics; `None` without `fleet.store`.
@@ -269,7 +292,7 @@ fn known(
     let gates =
         GateWatch::new(Arc::clone(&runner), Arc::clone(&policies), Arc::clone(&comparisons), shared.clone());
     let gates = Arc::new(gates);
-    Ok(Known { policies, drafters, identities, comparisons, learnt, runner, gates, corpus })
+    Ok(Known { policies, drafters, identities, comparisons, learnt, runner, gates, corpus, drafts: None })
 }
 
 /// Registers the metrics of control groups, gates, engines and drafters.

@@ -7,6 +7,7 @@ pub mod body;
 pub mod coverage;
 pub mod edge;
 pub mod history;
+pub mod inject;
 pub mod log;
 pub mod make;
 pub mod metrics;
@@ -54,6 +55,21 @@ pub struct Round {
     pub draft: Duration,
     /// Time from sending the verify request to its result.
     pub verify: Duration,
+}
+
+impl Round {
+    /// A round inside a step of the engine, which is no request of its own and takes no time of its
+    /// own.
+    pub fn injected(round: foretell_drafts::joins::Round) -> Self {
+        let (drafted, accepted) = (round.drafted, round.accepted);
+        let (number, at, draft, verify) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        Self { drafted, accepted, depth: drafted, number, at, drafter: round.drafter.name(), draft, verify }
+    }
+
+    /// True if the engine verified it inside its own step.
+    pub fn is_injected(&self) -> bool {
+        self.number == 0
+    }
 }
 
 /// The verify requests of a request, and the tokens that they made its engine compute in vain.

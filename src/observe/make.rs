@@ -3,8 +3,8 @@
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    CounterVec, Gauge as Level, GaugeVec, Histogram as Sizes, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Counter as Sum, CounterVec, Gauge as Level, GaugeVec, Histogram as Sizes, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
 };
 
 use foretell_core::words::metric::{Counter, Gauge, Histogram, Metric};
@@ -27,6 +27,11 @@ pub fn counter(Counter(metric): Counter) -> Made<IntCounter> {
 
 pub fn counters(Counter(metric): Counter) -> Made<IntCounterVec> {
     IntCounterVec::new(options(&metric), metric.labels)
+}
+
+/// A sum of fractions without labels.
+pub fn sum(Counter(metric): Counter) -> Made<Sum> {
+    Sum::with_opts(options(&metric))
 }
 
 /// A sum of fractions with labels.

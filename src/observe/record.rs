@@ -14,6 +14,7 @@ use super::log::request_span;
 use super::{Finished, InFlight, Observer, Round, Speculation, Timing, TokenUsage};
 use foretell_core::session::{ActionId, Judging, Summary};
 use foretell_core::words::{PassthroughReason, PlainReason, Reason, VerifyMethod};
+use foretell_drafts::joins::Registered;
 use foretell_net::fleet::Replica;
 use foretell_net::http::headers::{REQUEST_ID, is_event_stream};
 use foretell_net::http::memory::Reservation;
@@ -74,6 +75,8 @@ pub struct Record {
     /// Time spent drafting so far for the next round.
     drafting: Duration,
     moments: Moments,
+    /// Ties it to the rows of an engine that asks for drafts.
+    joined: Option<Registered>,
     /// Memory reserved for the request and its session, and the part of the request, bytes.
     memory: Option<(Reservation, u64)>,
 }
@@ -104,6 +107,7 @@ impl Record {
             open: Vec::new(),
             drafting: Duration::ZERO,
             moments: Moments::default(),
+            joined: None,
             memory: None,
         }
     }
@@ -192,6 +196,18 @@ impl Record {
     /// Records the policy (`name@revision`) by which a request is passed through.
     pub fn decided_by(&mut self, policy: Option<String>) {
         self.finished.policy = policy;
+    }
+
+    /// Ties it to the rows of an engine that asks for drafts, whose rounds become its own.
+    pub fn joins(&mut self, registered: Registered) {
+        self.joined = Some(registered);
+    }
+
+    /// Records that its engine takes Foretell's drafts into its own steps; `plain`: the reason for
+    /// which it gets none.
+    pub fn injected(&mut self, plain: Option<Reason>) {
+        self.finished.reason = Some(plain.unwrap_or(PassthroughReason::Inject.into()));
+        self.finished.in_control_group = plain == Some(PlainReason::ControlGroup.into());
     }
 
     pub fn model(&mut self, model: String) {
@@ -419,11 +435,29 @@ impl Record {
             let (duration, client_gone) = self.over.unwrap_or_else(|| (self.started.elapsed(), client_gone));
             finished.timing.duration = duration;
             finished.client_gone = client_gone;
+            if let Some(registered) = self.joined.take() {
+                take_rounds(&mut finished, &registered, self.stream.is_some());
+            }
             self.span.in_scope(|| self.observer.finish(finished));
         }
         self.stream = None;
         self.request = None;
         self.memory = None;
+    }
+}
+
+/// Takes what the rows of a request have done, and reports the pace of its answer, which only an
+/// event stream shows.
+fn take_rounds(finished: &mut Finished, registered: &Registered, streams: bool) {
+    let joined = &registered.joined;
+    for round in joined.take_rounds() {
+        finished.speculation.rounds.push(Round::injected(round));
+    }
+    let first = finished.timing.first_token.filter(|_| streams && !finished.client_gone);
+    let rest = joined.tokens().and_then(|tokens| tokens.checked_sub(1)).filter(|rest| *rest > 0);
+    if let (Some(first), Some(rest)) = (first, rest) {
+        let seconds = finished.timing.duration.saturating_sub(first).as_secs_f64();
+        (joined.terms.ended)(seconds / rest as f64);
     }
 }
 

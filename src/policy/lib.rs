@@ -9,6 +9,7 @@ pub mod explain;
 mod fact;
 pub mod facts;
 pub mod form;
+mod inject;
 pub mod matching;
 mod outcome;
 pub mod part;
@@ -28,6 +29,7 @@ pub use fact::Fact;
 pub use facts::{
     Backend, Body, Facts, Group, Groups, Head, Models, Server, ServerState, Subjects, Terms, Wish,
 };
+pub use inject::{Injection, inject};
 pub use matching::{Bounds, Match, Mismatch, Subject};
 pub use outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 pub use ruling::{LiveGates, Ruling};

@@ -128,6 +128,7 @@ pub(super) fn backend(backend: Fact<Option<Backend<'_>>>) -> Result<Backend<'_>,
     };
     match backend.mode {
         Mode::Off => Err(PassthroughReason::Off.into()),
+        Mode::Observe | Mode::Auto if backend.injected => Err(PassthroughReason::Inject.into()),
         Mode::Observe | Mode::Auto if backend.speculates => Ok(backend),
         Mode::Observe | Mode::Auto => Err(PassthroughReason::NoVerifyMethod.into()),
     }
@@ -233,12 +234,8 @@ fn permitted(
     server: Option<Server<'_>>,
     (prompt, group): (Option<PromptSize>, Group),
 ) -> Result<Permission, Halt> {
-    match (mode, policy.mode, control) {
-        (_, PolicyMode::Plain, _) => return Ok(Permission::Plain(PlainReason::Policy)),
-        (_, _, Some(Control::Plain)) => return Ok(Permission::Plain(PlainReason::Client)),
-        (Mode::Observe, _, _) => return Ok(Permission::Shadow(PlainReason::Observe)),
-        (Mode::Auto, PolicyMode::Shadow, _) => return Ok(Permission::Shadow(PlainReason::Shadow)),
-        _ => {}
+    if let Some(permission) = settled(mode, policy.mode, control) {
+        return Ok(permission);
     }
     let server = server.ok_or(NO_SERVER)?;
     if server.engine.speculates {
@@ -258,6 +255,17 @@ fn permitted(
         return Ok(Permission::Plain(PlainReason::ContextTooLong));
     }
     Ok(Permission::Speculate)
+}
+
+/// The permission that follows from process, policy and client alone; `None` if they allow drafts.
+pub(super) fn settled(mode: Mode, policy: PolicyMode, control: Option<Control>) -> Option<Permission> {
+    match (mode, policy, control) {
+        (_, PolicyMode::Plain, _) => Some(Permission::Plain(PlainReason::Policy)),
+        (_, _, Some(Control::Plain)) => Some(Permission::Plain(PlainReason::Client)),
+        (Mode::Observe, _, _) => Some(Permission::Shadow(PlainReason::Observe)),
+        (_, PolicyMode::Shadow, _) => Some(Permission::Shadow(PlainReason::Shadow)),
+        _ => None,
+    }
 }
 
 pub(super) fn say_permission(permission: Permission) -> (StepResult, String) {

@@ -171,6 +171,7 @@ impl Shared {
             require_backend: settings.require_backend,
             sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
             memory,
+            joins: Arc::default(),
             connections,
         })
     }

@@ -13,6 +13,7 @@ mod first_token;
 pub mod gates;
 mod grammar;
 mod head;
+mod inject;
 pub mod live;
 pub mod mode;
 mod parsing;
@@ -40,7 +41,7 @@ use crate::learning::recording::{Record, Recorder};
 use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
-use crate::serving::exchange::{Exchange, Serve, Served};
+use crate::serving::exchange::{Asked, Exchange, Serve, Served};
 use crate::serving::grammar::Grammar;
 use crate::serving::plan::{CallLimits, SessionPlan};
 use crate::serving::ruling::Rulebook;
@@ -50,6 +51,7 @@ use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
 use foretell_core::session::{Permission, Resources, Timeouts};
 use foretell_core::words::{PassthroughReason, PlainReason};
+use foretell_drafts::joins::Terms;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::identity::{Identities, Identity, ServerKnowledge};
@@ -349,5 +351,9 @@ impl Serve for SessionRunner {
             }
         }
         .boxed()
+    }
+
+    fn terms(&self, asked: &Asked<'_>) -> (Terms, Option<String>) {
+        self.terms_of(asked)
     }
 }

@@ -9,6 +9,8 @@ mod bent;
 mod client;
 mod demo;
 mod dialects;
+#[path = "../../src/drafts/tests/client.rs"]
+mod drafts_client;
 mod end_to_end;
 mod engine_faults;
 mod fleet;

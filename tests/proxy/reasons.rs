@@ -2,6 +2,7 @@
 //! binary agree.
 
 mod engines;
+mod inject;
 mod passthrough;
 mod plain;
 pub mod proxy;

@@ -310,7 +310,7 @@ fn explaining_lists_every_parameter_and_not_only_the_first() {
 fn every_reason_has_a_name_of_its_own() {
     let names: std::collections::BTreeSet<&str> = R::ALL.iter().map(|reason| reason.name()).collect();
     let expected = "off client policy no_policy route body encoded parameter unknown_parameter defaults_unknown \
-        structured tools reasoning multimodal choices seed tokenizer no_verify_method unreachable several_engines unreadable_answers billed sessions memory fault";
+        structured tools reasoning multimodal choices seed tokenizer no_verify_method unreachable several_engines unreadable_answers billed inject sessions memory fault";
     assert_eq!(names, expected.split_whitespace().collect());
     assert!(R::ALL.iter().all(|reason| !reason.words().is_empty()));
 }

@@ -103,6 +103,10 @@ impl Lookup for PromptLookup {
         }
     }
 
+    fn tidy(&mut self) -> bool {
+        self.context.tidy()
+    }
+
     fn draft(&self, budget: Budget) -> Tree {
         let guess = self.broken.map(|(at, _)| (at, 0));
         let Some((start, match_len)) = self.matched().or(guess) else {

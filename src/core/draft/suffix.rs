@@ -74,6 +74,10 @@ impl Lookup for Suffix {
         self.context.extend(seen.tokens);
     }
 
+    fn tidy(&mut self) -> bool {
+        self.context.tidy()
+    }
+
     /// The likeliest tokens first, so that a smaller budget is a shorter list.
     fn draft(&self, budget: Budget) -> Tree {
         let earlier = self.earlier.iter().map(|segment| segment.source());

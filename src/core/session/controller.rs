@@ -302,6 +302,7 @@ impl SpeculationController {
             let Some(tokens) = tokens.filter(|tokens| !tokens.is_empty()) else { continue };
             for lookup in self.slots.iter_mut().filter_map(SessionDrafter::lookup_mut) {
                 lookup.observe(&Feedback { tokens, origin });
+                lookup.tidy();
             }
         }
         self.fed = self.fed.max(end);

@@ -50,6 +50,8 @@ pub enum PassthroughReason {
     UnreadableAnswers,
     /// The backend bills the cost of a verify request.
     Billed,
+    /// The engine verifies drafts of Foretell inside its own steps.
+    Inject,
     /// The limit of concurrent sessions is reached.
     Sessions,
     /// The limit of memory is reached.
@@ -60,7 +62,7 @@ pub enum PassthroughReason {
 
 impl PassthroughReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Off,
         Self::Client,
         Self::Policy,
@@ -83,6 +85,7 @@ impl PassthroughReason {
         Self::SeveralEngines,
         Self::UnreadableAnswers,
         Self::Billed,
+        Self::Inject,
         Self::Sessions,
         Self::Memory,
         Self::Fault,
@@ -113,6 +116,7 @@ impl PassthroughReason {
             Self::SeveralEngines => "several_engines",
             Self::UnreadableAnswers => "unreadable_answers",
             Self::Billed => "billed",
+            Self::Inject => "inject",
             Self::Sessions => "sessions",
             Self::Memory => "memory",
             Self::Fault => "fault",
@@ -150,6 +154,7 @@ impl PassthroughReason {
             Self::SeveralEngines => "several engines answer at one address",
             Self::UnreadableAnswers => "a gateway in front of the engine rewrites its answers",
             Self::Billed => "the backend bills per token, so verify requests would cost money",
+            Self::Inject => "the engine takes Foretell's drafts into its own steps and verifies them there",
             Self::Sessions => "the number of concurrent sessions has reached limits.sessions",
             Self::Memory => "the memory of bodies and sessions has reached limits.memory",
             Self::Fault => "Foretell failed before it sent the request; see its log",

@@ -18,6 +18,7 @@ use foretell_config::variables::Environment;
 use foretell_core::control::Forecast;
 use foretell_core::control::gates::Signal;
 use foretell_core::words::{Gate, Mode, PlainReason};
+use foretell_drafts::service::{Engine, Service};
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::identity::{Identities, ServerKnowledge};
 use foretell_net::http::memory::Level;
@@ -52,6 +53,8 @@ pub struct Known {
     pub gates: Arc<GateWatch>,
     /// Texts of earlier requests that drafters read.
     pub corpus: CorpusHandle,
+    /// The drafts service; `None` without `drafts.listen`.
+    pub drafts: Option<Arc<Service>>,
 }
 
 /// The configuration of a running proxy and the state that depends on it.
@@ -444,6 +447,12 @@ impl Configured {
             notes: notes.into_iter().collect(),
         };
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
+    }
+
+    /// The engine that asks for drafts and serves this replica; `None` if none does.
+    pub fn engine_that_asks(&self, replica: &str) -> Option<Engine> {
+        let engines = self.known.drafts.as_ref()?.engines();
+        engines.into_iter().find(|engine| engine.replica.as_deref() == Some(replica))
     }
 
     /// State of a replica: engine start, verification methods, probe, learnt costs; `None` if it is

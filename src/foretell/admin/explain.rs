@@ -225,7 +225,7 @@ pub fn explain(
         question.tenant.clone().or_else(|| tenant::of(&process.tenant, question.peer, &question.headers));
     let request = (question.route, question.route.into(), &question.headers);
     let head = facts::of_head(request, tenant.as_deref(), Wish::read(wish), shared);
-    let backend = known.replica.map(|replica| facts::backend(replica, &shared.modes));
+    let backend = known.replica.map(|replica| facts::backend(replica, shared));
     let facts = Facts {
         head,
         body: Fact::Known(question.body.as_ref().map_or(Body::TooLarge, Understood::judged)),

@@ -76,8 +76,10 @@ impl RoundMetrics {
                 counter.with_label_values(&[round.drafter, *position]).inc();
             }
         }
-        self.verify.observe(round.verify.as_secs_f64());
-        self.draft.observe(round.draft.as_secs_f64());
+        if !round.is_injected() {
+            self.verify.observe(round.verify.as_secs_f64());
+            self.draft.observe(round.draft.as_secs_f64());
+        }
         self.gamma.observe(f64::from(round.drafted));
     }
 }

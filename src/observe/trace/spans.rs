@@ -31,7 +31,14 @@ impl Attributes {
 /// The span of the request, and one for each of its rounds.
 pub(crate) fn spans(finished: &Finished, trace: &Trace) -> Vec<SpanData> {
     let mut spans = vec![request(finished, trace)];
-    spans.extend(finished.speculation.rounds.iter().map(|round| self::round(finished, round, trace)));
+    spans.extend(
+        finished
+            .speculation
+            .rounds
+            .iter()
+            .filter(|round| !round.is_injected())
+            .map(|round| self::round(finished, round, trace)),
+    );
     spans
 }
 

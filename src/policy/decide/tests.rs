@@ -82,7 +82,7 @@ impl World {
 
     /// Facts that lead to a session.
     fn facts(&self) -> Facts<'_> {
-        let backend = Backend { name: "b", mode: Mode::Auto, speculates: true };
+        let backend = Backend { name: "b", mode: Mode::Auto, speculates: true, injected: false };
         let head = Head {
             route: Route::Completions,
             api: Route::Completions.into(),

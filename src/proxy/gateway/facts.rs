@@ -30,8 +30,13 @@ pub fn of_head<'a>(
 }
 
 /// The backend of a request, and the replica that it goes to.
-pub fn backend<'a>(replica: &'a Replica, modes: &ModeSwitch) -> Backend<'a> {
-    Backend { name: replica.backend(), mode: modes.of(replica.backend()), speculates: replica.speculates() }
+pub fn backend<'a>(replica: &'a Replica, shared: &Shared) -> Backend<'a> {
+    Backend {
+        name: replica.backend(),
+        mode: shared.modes.of(replica.backend()),
+        speculates: replica.speculates(),
+        injected: shared.joins.is_injected(replica.label()),
+    }
 }
 
 /// The laxest mode of all backends; that of the process if there is none.

@@ -22,7 +22,7 @@ use super::tenant::{self, Doubt};
 use super::translate::{self, ClientApi};
 use super::tunnel::Tunnels;
 use crate::gateway::{Settings, Shared};
-use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent};
+use crate::serving::exchange::{Asked, Client, Declined, Exchange, Serve, Slot, Unsent};
 use crate::serving::failure::{Failure, shielded};
 use foretell_config::process::Limits;
 use foretell_config::process::Tenant;
@@ -38,8 +38,8 @@ use foretell_net::http::request::RequestBody;
 use foretell_net::http::service::{App, Peer};
 use foretell_observe::Record;
 use foretell_observe::metrics::Stage;
-use foretell_policy::{self as policy, Admission, Fact, Head, Outcome, Wish};
-use foretell_wire::openai::{self, Judgement, Route};
+use foretell_policy::{self as policy, Admission, Admitted, Fact, Head, Outcome, Subjects, Wish};
+use foretell_wire::openai::{self, Control, Judgement, Route};
 use foretell_wire::translation::Untranslated;
 
 /// Maximum length of a client's `x-request-id` that is adopted, bytes.
@@ -139,6 +139,13 @@ impl Payload {
         }
         Self::Stream(body.boxed_unsync())
     }
+}
+
+/// True unless the request is excluded from the corpus: by any value of `x-foretell-corpus` but
+/// `on`.
+fn may_use_corpus(headers: &HeaderMap) -> bool {
+    let is_on = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
+    headers.get_all(headers::CORPUS).iter().all(is_on)
 }
 
 /// Reason for which a request is passed through, if that is decided.
@@ -322,9 +329,8 @@ impl Proxy {
                 // Of a chat's events only the prompt's tokens are read by a translation.
                 eligible.request.reads_reasoning_usage = !inbound.record.is_translation();
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
-                // Any value of `x-foretell-corpus` but `on` excludes the request from the corpus.
-                let is_on = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
-                let may_use_corpus = inbound.parts.headers.get_all(headers::CORPUS).iter().all(is_on);
+                let may_use_corpus = may_use_corpus(&inbound.parts.headers);
+                self.join(&mut inbound, &eligible.request, &eligible.to, tenant.as_deref(), wish);
                 let (control, mode) = (wish.control(), eligible.mode);
                 let client = Client { api, control, mode, tenant, trailers, may_use_corpus };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
@@ -348,6 +354,12 @@ impl Proxy {
         };
         if let Some(model) = model {
             inbound.record.model(model);
+        }
+        if let (true, Payload::Buffered(bytes)) = (self.shared.joins.are_expected(), &body)
+            && bytes.len() <= self.limits.speculate_body
+            && let Some((request, _)) = openai::understand(route, bytes)
+        {
+            self.join(&mut inbound, &request, &replica, tenant.as_deref(), wish);
         }
         self.passthrough(inbound, body, replica).await
     }
@@ -450,7 +462,7 @@ impl Proxy {
         to: Option<&'a Replica>,
     ) -> Result<(Mode, OwnedSemaphorePermit), Option<Outcome>> {
         let body = policy::Body::from(judged);
-        let backend = to.map(|replica| facts::backend(replica, &self.shared.modes));
+        let backend = to.map(|replica| facts::backend(replica, &self.shared));
         admission.locate(Fact::Known(body), Fact::Known(backend));
         if !admission.is_open() {
             return Err(admission.ended());
@@ -512,6 +524,37 @@ impl Proxy {
         match reason {
             PassthroughReason::Fault => passthrough.resend(head, full(body)).await,
             _ => passthrough.send_prepared(head, full(body)).await,
+        }
+    }
+
+    /// Ties a request to the rows of its engine, if that may ask for drafts.
+    fn join(
+        &self,
+        inbound: &mut Inbound,
+        request: &openai::Request,
+        replica: &Arc<Replica>,
+        tenant: Option<&str>,
+        wish: Wish,
+    ) {
+        let (joins, headers) = (&self.shared.joins, &inbound.parts.headers);
+        let id = headers.get(headers::REQUEST_ID).and_then(|id| id.to_str().ok());
+        let (true, Some(serving), Some(id)) = (joins.are_expected(), &self.serving, id) else { return };
+        // A header that cannot be read counts as `off`, as everywhere.
+        let control = if wish == Wish::Unreadable { Some(Control::Off) } else { wish.control() };
+        let admitted = Admitted {
+            head: Subjects { api: inbound.record.api(request.route), headers, tenant },
+            request,
+            control,
+            backend: replica.backend(),
+            mode: self.shared.modes.of(replica.backend()),
+        };
+        let asked = Asked { admitted, replica, may_use_corpus: may_use_corpus(headers) };
+        let (terms, policy) = serving.terms(&asked);
+        let plain = terms.plain;
+        inbound.record.joins(joins.register(id, terms));
+        if joins.is_injected(replica.label()) {
+            inbound.record.decided_by(policy);
+            inbound.record.injected(plain);
         }
     }
 

@@ -9,13 +9,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::mode::ModeSwitch;
 use foretell_core::words::Mode;
+use foretell_drafts::joins::{Joins, Terms};
 use foretell_net::fleet::{Fleet, Replica};
 use foretell_net::http::body::Body;
 use foretell_net::http::connections::Connections;
 use foretell_net::http::drain::Lifecycle;
 use foretell_net::http::memory::Memory;
 use foretell_observe::{Observer, Record};
-use foretell_policy::Passthrough;
+use foretell_policy::{Admitted, Passthrough};
 use foretell_wire::openai::{self, Api, Control};
 
 /// The answer, or the request handed back unanswered so that it can be passed through.
@@ -26,6 +27,19 @@ pub trait Serve: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the
     /// client disconnected.
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
+
+    /// What the rows of a request get where its engine asks for drafts, with the policy's name.
+    fn terms(&self, _asked: &Asked<'_>) -> (Terms, Option<String>) {
+        (Terms::unknown(), None)
+    }
+}
+
+/// A request that goes to a replica whose engine may ask for drafts.
+pub struct Asked<'a> {
+    pub admitted: Admitted<'a>,
+    pub replica: &'a Arc<Replica>,
+    /// The request's text may be added to the corpus, and drafts may come from the corpus.
+    pub may_use_corpus: bool,
 }
 
 /// State shared by the parts of a running gateway.
@@ -45,6 +59,8 @@ pub struct Shared {
     pub sessions: Arc<Semaphore>,
     /// Memory in use on behalf of clients (`limits.memory`).
     pub memory: Arc<Memory>,
+    /// Requests whose rows an engine that asks for drafts may join.
+    pub joins: Arc<Joins>,
     /// The open connections of clients.
     pub connections: Arc<Connections>,
 }

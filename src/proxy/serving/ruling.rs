@@ -16,7 +16,7 @@ use foretell_net::fleet::identity::{self, Identity};
 use foretell_net::fleet::{self, Replica};
 use foretell_policy::part::ModelState;
 use foretell_policy::{
-    Admitted, Fact, LiveGates, Passthrough, Policy, Ruling, Server, ServerState, Terms, plan,
+    Admitted, Fact, LiveGates, Passthrough, Policy, PolicySet, Ruling, Server, ServerState, Terms, plan,
 };
 
 /// The operator's `verify` settings of a backend.
@@ -101,6 +101,16 @@ impl Rulebook {
     /// The operator's limits for a backend; `None` if it is not configured.
     pub fn terms(&self, backend: &str) -> Option<&Terms> {
         self.terms.get(backend)
+    }
+
+    /// The policies in force.
+    pub fn policies(&self) -> Arc<PolicySet> {
+        self.policies.current()
+    }
+
+    /// Draws the group of a request that this policy applies to.
+    pub fn draw(&self, policy: &Arc<Policy>, backend: &str) -> Drawn {
+        self.comparisons.draw(policy, backend, true)
     }
 
     /// The ruling on this request by the first matching policy, the process, the client and the

@@ -41,7 +41,7 @@ use foretell_parsers::text::Stepwise;
 use foretell_wire::openai::{Path, Prompt, Request, Route, sse};
 
 /// Maximum bytes used from the beginning of a client's prediction: some ten thousand tokens.
-const MAX_PREDICTED: usize = 32 << 10;
+pub(super) const MAX_PREDICTED: usize = 32 << 10;
 /// Maximum delay of the first token by a prediction that is still being encoded.
 const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
 

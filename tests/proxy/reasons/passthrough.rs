@@ -4,9 +4,9 @@ use foretell_core::words::PassthroughReason;
 use futures_util::FutureExt;
 use serde_json::json;
 
-use super::engines;
 use super::scene::{CHAT, COMPLETIONS, PLAIN, Scene, chat, completion, play};
 use super::told::{Ask, Body};
+use super::{engines, inject};
 use crate::fakes::{Fault, When};
 
 /// The scene that causes a reason. A new reason needs a scene here to compile.
@@ -74,6 +74,7 @@ fn scene(reason: PassthroughReason) -> Scene {
             ..plain
         },
         PassthroughReason::Billed => Scene { backend: "    billed: true\n", ..plain },
+        PassthroughReason::Inject => Scene { process: inject::LISTENS, before: inject::joined, ..plain },
         PassthroughReason::Sessions => Scene { process: "limits: { sessions: 0 }\n", ..plain },
         // Less than the parsed body takes.
         PassthroughReason::Memory => Scene { process: "limits: { memory: 1KiB }\n", ..plain },

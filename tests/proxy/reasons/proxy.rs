@@ -44,6 +44,7 @@ impl Proxy {
         let folder = tempfile::tempdir().unwrap();
         let (file, policies) = (folder.path().join("foretell.yaml"), folder.path().join("policies"));
         std::fs::create_dir(&policies).unwrap();
+        let process = process.replace("FOLDER", &folder.path().display().to_string());
         std::fs::write(&file, process).unwrap();
         std::fs::write(policies.join(POLICY), policy).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
@@ -91,6 +92,11 @@ impl Proxy {
     pub async fn post(&self, path: &str) -> Message {
         let request = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n");
         Wire::connect(self.admin).await.ask(request).await
+    }
+
+    /// Its replicas, as the admin interface shows them.
+    pub async fn replicas(&self) -> Value {
+        self.get("/api/replicas").await.json()["replicas"].take()
     }
 
     /// The folder of its files: `foretell.yaml`, and `policies`.

@@ -9,8 +9,10 @@ use super::find::Finder;
 use super::locate::Source;
 use super::order::{self, Run};
 
-/// Maximum tokens that stay unsorted.
+/// Tokens that may stay unsorted.
 const TAIL: usize = 128;
+/// The same while nobody calls [`Growing::tidy`]: queries of a long tail are slow.
+const LONGEST_TAIL: usize = 4 * TAIL;
 /// Longer texts are not extended: a position is a `u32`.
 const LIMIT: usize = u32::MAX as usize - 1;
 
@@ -47,9 +49,19 @@ impl Growing {
     pub fn extend(&mut self, tokens: &[TokenId]) {
         let room = LIMIT.saturating_sub(self.text.len());
         self.text.extend_from_slice(tokens.get(..room).unwrap_or(tokens));
-        if self.text.len() - self.sorted() > TAIL {
+        if self.unsorted() > LONGEST_TAIL {
             self.sort();
         }
+    }
+
+    /// Sorts what was added, if that is much: a sort and its merges may take milliseconds, so this
+    /// is called where nobody waits. True if it did something.
+    pub fn tidy(&mut self) -> bool {
+        let is_due = self.unsorted() > TAIL;
+        if is_due {
+            self.sort();
+        }
+        is_due
     }
 
     /// The sources for a [`Finder`], the oldest first.
@@ -69,6 +81,10 @@ impl Growing {
         let pieces = self.pieces.capacity() * size_of::<Piece>();
         let runs: usize = self.pieces.iter().map(|piece| piece.run.bytes()).sum();
         size_of::<Self>() + text + pieces + runs
+    }
+
+    fn unsorted(&self) -> usize {
+        self.text.len() - self.sorted()
     }
 
     /// Positions before this one are sorted.

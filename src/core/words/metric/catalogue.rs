@@ -111,6 +111,15 @@ sections! {
         counter DRIFT_POSITIONS = "foretell_drift_positions_total" ["outcome"]
             "Positions with a draft token under a lossy rule: `relaxed`, or exact because probabilities are `unknown` or a limit of drift is reached (`limited`).";
     }
+    "Drafts inside the engine's steps (only with `drafts.listen`)" {
+        gauge INJECT_ENGINES = "foretell_inject_engines" [] "Engines that are connected to the drafts service.";
+        gauge INJECT_ROWS = "foretell_inject_rows" [] "Rows of their last steps.";
+        counter INJECT_STEPS = "foretell_inject_steps_total" [] "Steps of engines that were answered.";
+        counter INJECT_LATE = "foretell_inject_late_total" [] "Answers that came after the plug-in's deadline; the engine made a step without drafts instead.";
+        counter INJECT_WAITED = "foretell_inject_waited_seconds_total" [] "Time that engines waited for drafts.";
+        counter INJECT_SAVED = "foretell_inject_saved_seconds_total" [] "Time that drafts saved against steps without drafts, of steps that saved time only.";
+        counter INJECT_WASTED = "foretell_inject_wasted_seconds_total" [] "Time that drafts lost against steps without drafts, of steps that lost time only, with the time that engines waited.";
+    }
     "Why a request was not speculated on" {
         gauge GATE_OPEN = "foretell_gate_open" ["policy", "replica", "gate"] "1 where the gate allows speculation, 0 where it is closed.";
         gauge NOTHING_ELIGIBLE = "foretell_nothing_eligible" []

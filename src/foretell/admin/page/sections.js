@@ -346,12 +346,26 @@ export function replicas(found, now) {
       load === null ? "–" : whole(load.running),
       load === null ? "–" : whole(load.waiting),
       load === null || load.kv_usage === null ? "–" : percent(load.kv_usage),
-      { text: probe?.conclusion ?? "not probed", title: probed(probe), class: "words" },
+      each.inject === null ? { text: probe?.conclusion ?? "not probed", title: probed(probe), class: "words" }
+        : { text: injected(each.inject), title: stepCosts(each.inject), class: "words" },
       { text: learnt(each.costs), title: allLearnt(each.costs), class: "words" },
       error === null ? { text: "none", class: "muted" }
         : { text: `${ago(error.age_seconds)}: ${error.text}`, title: absolute(now - error.age_seconds), class: "words bad" },
     ];
   }, "No replica.");
+}
+
+/** What drafts inside an engine's own steps have done. */
+function injected({ drafted, accepted, saved_seconds: saved, wasted_seconds: wasted, late, steps }) {
+  const share = drafted > 0 ? `, ${percent(accepted / drafted)} of ${whole(drafted)} draft tokens accepted` : "";
+  const tardy = late > 0 ? `; ${percent(late / Math.max(steps, 1))} of the answers late` : "";
+  return `drafts inside its own steps${share}, ${duration(saved)} saved, ${duration(wasted)} lost${tardy}`;
+}
+
+/** The costs of an engine's steps, in one line. */
+function stepCosts({ cost, rows, most }) {
+  if (cost === null) return null;
+  return `a step of ${rows} rows takes ${millis(1000 * cost.plain_seconds)}, its first draft token ${millis(1000 * cost.first_token_seconds)} more, each draft token ${millis(1000 * cost.token_seconds)}; at most ${most} a row`;
 }
 
 /** The measurements of a probe, in one line. */

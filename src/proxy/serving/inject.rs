@@ -1,0 +1,120 @@
+//! What the rows of a request get where its engine asks for drafts inside its own steps.
+//!
+//! Such a request is passed through: the engine does everything with its text. Foretell decides by
+//! the same policies what is drafted for it, and learns from its tokens.
+
+use std::sync::Arc;
+
+use super::exchange::Asked;
+use super::run::MAX_PREDICTED;
+use super::{SessionRunner, ruling};
+use crate::learning::corpus::CorpusAccess;
+use foretell_core::draft::corpus::Key;
+use foretell_core::draft::{LookupSpec, Shared, Spelling};
+use foretell_core::units::TokenId;
+use foretell_drafts::joins::{Closed, Terms};
+use foretell_net::fleet::Replica;
+use foretell_net::fleet::identity::{Identity, ServerKnowledge};
+use foretell_policy::{Fact, Injection, LiveGates, Policy, inject};
+use foretell_wire::openai::{Request, SamplingField};
+
+impl SessionRunner {
+    pub(super) fn terms_of(&self, asked: &Asked<'_>) -> (Terms, Option<String>) {
+        let Asked { admitted, replica, may_use_corpus } = asked;
+        let knowledge = self.setup.identities.knowledge(replica);
+        let identity = match knowledge.as_deref() {
+            Some(ServerKnowledge::Known(identity)) => Some(identity),
+            _ => None,
+        };
+        let temperature = temperature(admitted.request, identity.map(|identity| &**identity));
+        let rulebook = &self.setup.rulebook;
+        let draw = |policy: &Arc<Policy>| rulebook.draw(policy, admitted.backend);
+        let drawn = std::cell::OnceCell::new();
+        let group = |policy: &Arc<Policy>| drawn.get_or_init(|| draw(policy)).group();
+        let injection = inject(admitted, temperature, &rulebook.policies(), &group);
+        let name = injection.policy.as_ref().map(|policy| policy.label());
+        let lookups = if *may_use_corpus { &*injection.lookups } else { &[] };
+        let (shared, corpus) = match identity {
+            Some(identity) => {
+                let model = format!("{}/{}", replica.backend(), identity.engine_start.model);
+                let key = Key { model, vocabulary: identity.engine_start.vocabulary.clone(), tenant: None };
+                let scopes = lookups.iter().filter_map(LookupSpec::corpus_scope);
+                let corpus = CorpusAccess::new(&self.setup.corpus, &key, admitted.head.tenant, scopes);
+                (shared(admitted.request, identity, &injection, corpus.shared()), Some(corpus))
+            }
+            None => (Shared::default(), None),
+        };
+        let learn = move |prompt: &[TokenId], output: &[TokenId]| {
+            if let Some(corpus) = &corpus {
+                corpus.learn(prompt, output);
+            }
+        };
+        let drawn = drawn.into_inner();
+        let ended = move |seconds: f64| {
+            if let Some(drawn) = &drawn {
+                drawn.ended(seconds);
+            }
+        };
+        let terms = Terms {
+            replica: replica.label().to_owned(),
+            plain: injection.plain,
+            closed: closed(injection.gates, replica),
+            lookups: injection.lookups,
+            shared,
+            most: injection.most,
+            forced: injection.forced,
+            learn: Box::new(learn),
+            ended: Box::new(ended),
+        };
+        (terms, name)
+    }
+}
+
+/// The effective temperature: the client's, else the server's default.
+fn temperature(request: &Request, identity: Option<&Identity>) -> Fact<f64> {
+    match identity {
+        Some(identity) => Fact::Known(identity.engine.sampling(request).0.temperature),
+        None if request.sampling.set_by_client.has(SamplingField::Temperature) => {
+            Fact::Known(request.sampling.temperature)
+        }
+        None => Fact::Unknown("the request leaves it to the server's default"),
+    }
+}
+
+/// What the lookups read besides the row: the corpus, the client's prediction and schema, and the
+/// tokens' spelling.
+fn shared(request: &Request, identity: &Identity, injection: &Injection, corpus: Shared) -> Shared {
+    let reads = |of: fn(&LookupSpec) -> bool| injection.plain.is_none() && injection.lookups.iter().any(of);
+    let predicted = request.prediction.as_deref().filter(|_| reads(LookupSpec::reads_prediction));
+    let encode = |text: &str| {
+        let text = text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default();
+        identity.tokenizer.encode(text, false).unwrap_or_default().into()
+    };
+    let schema = if reads(LookupSpec::reads_schema) {
+        identity
+            .engine
+            .sampling(request)
+            .0
+            .grammar
+            .and_then(|grammar| grammar.schema().cloned())
+            .map(Arc::new)
+    } else {
+        None
+    };
+    let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
+    Shared {
+        prediction: predicted.map(encode).unwrap_or_default(),
+        spelling: Some(spelling),
+        schema,
+        ..corpus
+    }
+}
+
+/// The gates of the policy, asked at every step.
+fn closed(gates: Option<LiveGates>, replica: &Arc<Replica>) -> Closed {
+    let replica = Arc::clone(replica);
+    Box::new(move || {
+        let signal = replica.load().map(|load| load.signal());
+        gates.and_then(|gates| ruling::closed(&gates, &replica, signal.as_ref()))
+    })
+}
