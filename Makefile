@@ -44,7 +44,7 @@ export ORT_DYLIB_PATH := $(ORT)
 .PHONY: help demo serve-demo quick test test-build test-long test-rust test-python test-page pictures test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-passthrough bench-reload bench-scrape bench-traffic manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
-.PHONY: train-heads fuzz lab wheel deb image test-packages test-clients generated
+.PHONY: train-heads fuzz lab wheel wheel-vllm deb image test-packages test-clients generated
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -102,6 +102,9 @@ dist: $(RUNTIME) ## The binary that is shipped and measured: whole-program optim
 # PROFILE=release packs the build that takes a minute.
 wheel: ## A Python wheel: the program, the bundled models, onnxruntime as a dependency (target/wheel/dist)
 	@PROFILE=$(PROFILE) deploy/packages/wheel.sh
+
+wheel-vllm: ## The plug-in for vLLM as a wheel (target/wheel/dist)
+	@$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir target/wheel/dist deploy/plugins/vllm
 
 deb: ## A Debian package with unit and configuration (target/debian; needs cargo-deb)
 	cargo build --profile $(PROFILE) --package foretell --bin foretell

@@ -24,7 +24,7 @@ impl Budget {
     pub fn book(&mut self, won: f64, plain: f64) {
         let limit = STEPS * plain;
         if won.is_finite() && limit > 0.0 {
-            // One step counts as the whole budget at most: a hiccup is not the draft's fault.
+            // One step counts as the budget at most: a hiccup is not the draft's fault.
             self.lost = (self.lost - won.max(-limit)).max(-SAVED * limit);
             self.spent |= self.lost >= limit;
         }
@@ -35,7 +35,7 @@ impl Budget {
         if self.lost > 0.0 {
             self.lost = (self.lost - REFILL * plain).max(0.0);
         }
-        // Half must be refilled before it is spent again, so that a trial is more than one step.
+        // Half must be refilled before the next loss, so that a trial is more than one step.
         self.spent &= self.lost > STEPS * plain / 2.0;
     }
 
@@ -63,7 +63,7 @@ mod tests {
             }
         }
         assert!(lost <= STEPS + REFILL * f64::from(steps) + 1.0, "{lost} of {steps}");
-        assert!(lost > REFILL * f64::from(steps) / 2.0, "it is tried again");
+        assert!(lost > REFILL * f64::from(steps) / 2.0, "there are trials");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! A step decodes one token of each row, and verifies draft tokens besides. The tokens of all
 //! drafts are taken in order of their survival (the probability that they and all before them are
 //! accepted), for as long as that raises the tokens per second of the step. So a token that is
-//! likely in one row goes before one that is unlikely in another, and no row has a length of its
-//! own.
+//! likely in one row goes before one that is unlikely in another, and no row
+//! has a length that others do not matter to.
 
 use super::cost::StepCost;
 
@@ -45,7 +45,7 @@ pub fn allocate(rows: usize, candidates: &[Candidate<'_>], cost: &StepCost, leas
         if rate > best.0 {
             best = (rate, taken + 1);
         }
-        // Less likely ones cannot pay either, once one does not pay its own cost.
+        // Less likely ones cannot pay either, once one does not pay its cost.
         if *survival < rate * cost.token {
             break;
         }

@@ -74,24 +74,24 @@ impl<const N: usize> Line<N> {
 
     /// The mean of the coefficients given the measurements: the solution of the normal equations.
     fn solved(&self) -> [f64; N] {
-        let (mut left, mut right) = (self.squares, self.residuals);
+        let (mut matrix, mut sums) = (self.squares, self.residuals);
         for (index, precision) in self.precision.iter().enumerate() {
-            left[index][index] += precision;
+            matrix[index][index] += precision;
         }
         // Gauss without pivoting: the matrix is symmetric and positive definite.
         for pivot in 0..N {
             for row in pivot + 1..N {
-                let factor = left[row][pivot] / left[pivot][pivot];
+                let factor = matrix[row][pivot] / matrix[pivot][pivot];
                 for column in pivot..N {
-                    left[row][column] -= factor * left[pivot][column];
+                    matrix[row][column] -= factor * matrix[pivot][column];
                 }
-                right[row] -= factor * right[pivot];
+                sums[row] -= factor * sums[pivot];
             }
         }
         let mut solution = [0.0; N];
         for row in (0..N).rev() {
-            let known: f64 = (row + 1..N).map(|column| left[row][column] * solution[column]).sum();
-            solution[row] = (right[row] - known) / left[row][row];
+            let known: f64 = (row + 1..N).map(|column| matrix[row][column] * solution[column]).sum();
+            solution[row] = (sums[row] - known) / matrix[row][row];
         }
         std::array::from_fn(|index| self.mean[index] + solution[index])
     }

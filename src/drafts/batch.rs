@@ -164,13 +164,13 @@ impl Batch {
         let lengths = self.chosen(step, &asking);
         let mut drafts =
             Drafts { sequence: step.sequence, pause: self.pause(step, &asking), rows: Vec::new() };
-        for (asked, length) in asking.iter().zip(lengths).filter(|(_, length)| *length > 0) {
-            let nodes = asked.draft.tree.nodes().iter().take(length);
+        for (row, length) in asking.iter().zip(lengths).filter(|(_, length)| *length > 0) {
+            let nodes = row.draft.tree.nodes().iter().take(length);
             let tokens: Vec<TokenId> = nodes.map(|node| node.token).collect();
-            if let Some(row) = self.rows.get_mut(&asked.row) {
-                row.sends(&asked.draft);
+            if let Some(known) = self.rows.get_mut(&row.row) {
+                known.sends(&row.draft);
             }
-            drafts.rows.push((asked.row, tokens));
+            drafts.rows.push((row.row, tokens));
         }
         self.quiet =
             if drafts.rows.is_empty() { self.quiet.saturating_add(1 + u32::from(step.skipped)) } else { 0 };
@@ -200,15 +200,15 @@ impl Batch {
         self.costs.note(rows, drafted, seconds);
         self.totals.cost = self.costs.of(rows);
         let Some(cost) = self.totals.cost else { return };
-        let asked = f64::from(step.waited) * 1e-6;
+        let waited = f64::from(step.waited) * 1e-6;
         let emitted: usize = step.rows.iter().map(|row| usize::from(row.sampled)).sum();
         let won = if drafted > 0 { cost.plain * emitted as f64 / rows as f64 - seconds } else { 0.0 };
-        self.budget.book(won - asked, cost.plain);
+        self.budget.book(won - waited, cost.plain);
         if drafted == 0 {
             self.budget.passed(cost.plain * f64::from(step.skipped + 1));
         }
         self.totals.saved += won.max(0.0);
-        self.totals.wasted += (-won).max(0.0) + asked;
+        self.totals.wasted += (-won).max(0.0) + waited;
     }
 
     fn note_row(&mut self, of_row: &StepRow) {
@@ -232,18 +232,18 @@ impl Batch {
     fn asking(&mut self, step: &Step) -> Vec<Asking> {
         let (most, vocabulary) = (self.most, self.vocabulary);
         let mut asking = Vec::new();
-        for asked in &step.rows {
-            let Some(row) = self.rows.get_mut(&asked.row) else { continue };
+        for of_row in &step.rows {
+            let Some(row) = self.rows.get_mut(&of_row.row) else { continue };
             let terms = &row.joined.terms;
             let forced = terms.forced;
-            let room = usize::from(asked.room).min(most).min(terms.most);
+            let room = usize::from(of_row.room).min(most).min(terms.most);
             if room == 0 || !terms.drafts() || (terms.closed)().is_some() {
                 continue;
             }
             let mut draft = row.draft(room, &self.acceptance);
             let foreign = draft.tree.nodes().iter().position(|node| node.token >= vocabulary);
             draft.survival.truncate(foreign.unwrap_or(usize::MAX));
-            asking.push(Asking { row: asked.row, room, forced, draft });
+            asking.push(Asking { row: of_row.row, room, forced, draft });
         }
         asking
     }
@@ -253,9 +253,9 @@ impl Batch {
         let rows = step.rows.len();
         let candidates: Vec<Candidate<'_>> = asking
             .iter()
-            .map(|asked| Candidate {
-                survival: &asked.draft.survival,
-                forced: asked.forced.map(|f| f.min(asked.room)),
+            .map(|row| Candidate {
+                survival: &row.draft.survival,
+                forced: row.forced.map(|forced| forced.min(row.room)),
             })
             .collect();
         let is_forced = candidates.iter().any(|candidate| candidate.forced.is_some());
@@ -280,7 +280,7 @@ impl Batch {
         if asking.is_empty() && !step.rows.iter().any(may_ask) {
             return SILENT;
         }
-        let forced = asking.iter().any(|asked| asked.forced.is_some());
+        let forced = asking.iter().any(|row| row.forced.is_some());
         if self.budget.is_open() || forced { 0 } else { SPENT }
     }
 }

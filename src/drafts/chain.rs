@@ -31,7 +31,7 @@ impl Chain {
         (!merged.tree.is_empty()).then(|| Self { tree: merged.tree.clone(), temperature, followed: 0 })
     }
 
-    /// Learns from the tokens that the row has emitted; false once nothing is left to follow.
+    /// Learns from the tokens that the row has emitted; false once nothing remains to be followed.
     pub(crate) fn follow(&mut self, emitted: &[TokenId], all: &mut Acceptance, row: &mut RowFactor) -> bool {
         for token in emitted {
             let Some(node) = self.tree.nodes().get(self.followed) else { return false };

@@ -1,7 +1,7 @@
 //! The frames of the drafts protocol (deploy/plugins/protocol.md): bytes to values and back.
 //!
 //! PURE. Every count is checked against the bytes that are there before anything is allocated, so a
-//! frame costs no more memory than its own length.
+//! frame costs no more memory than its length.
 
 use foretell_core::units::TokenId;
 

@@ -1,4 +1,4 @@
-//! Indexing of new rows, by a thread of its own: a step never waits for it.
+//! Indexing of new rows, by a separate thread: a step never waits for it.
 
 use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
 use std::{io, thread};

@@ -1,6 +1,6 @@
 //! The requests that the proxy has sent to engines, so that their rows can be joined to them.
 //!
-//! A row is joined by the request id that Foretell forwards and the engine builds its own id from,
+//! A row is joined by the request id that Foretell forwards and the engine builds the id of the row from,
 //! never by its prompt: whoever sends the same prompt past the proxy must not get drafts from that
 //! tenant's texts, whose timing would reveal them. An id that is in flight twice joins nothing.
 
@@ -46,7 +46,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Terms of a row that belongs to no request of the proxy: lookups of its own text.
+    /// Terms of a row that belongs to no request of the proxy: lookups of its text alone.
     pub fn unknown() -> Self {
         Self {
             replica: String::new(),
@@ -142,7 +142,7 @@ struct Request {
     joined: Arc<Joined>,
     /// Requests in flight with this id.
     times: u32,
-    /// Part that tells the engine's own ids of one prompt apart, by the number of the prompt.
+    /// What tells the engine's ids of one prompt apart, by the number of the prompt.
     seen: HashMap<String, String>,
 }
 

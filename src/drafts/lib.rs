@@ -1,7 +1,7 @@
 //! The drafts service: an engine's plug-in asks it for drafts at every step, over a Unix socket.
 //!
-//! The engine verifies the drafts inside its own step, so everything that it does to a text (tools,
-//! reasoning, grammars, log-probabilities) stays its own business, and its rejection sampling keeps
+//! The engine verifies the drafts inside its step, so everything that it does to a text (tools,
+//! reasoning, grammars, log-probabilities) stays its business, and its rejection sampling keeps
 //! the answers exact. Here are the rows of its batch, their lookups, and one allocation of draft
 //! tokens over all rows ([`foretell_control::choose`]).
 //!

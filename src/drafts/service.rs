@@ -55,7 +55,7 @@ enum Ended {
 /// Rows that belong to no request of the proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unknown {
-    /// They get lookups of their own text.
+    /// They get lookups of their text.
     #[default]
     Lookups,
     /// They get no drafts.
@@ -131,7 +131,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Opens the socket with these permissions, and serves engines in threads of its own.
+    /// Opens the socket with these permissions, and serves engines in separate threads.
     ///
     /// # Errors
     /// The socket cannot be opened, or another process answers there.
@@ -143,7 +143,7 @@ impl Service {
         memory: Arc<Memory>,
     ) -> Result<Arc<Self>, ListenError> {
         let failed = |error| ListenError::Io(path.to_owned(), error);
-        let listener = bound(path)?;
+        let listener = opened(path)?;
         fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
         let service = Arc::new(Self {
             joins,
@@ -215,7 +215,7 @@ impl Service {
             }
             self.joins.ended(number);
         };
-        // Without a thread the connection closes, and the plug-in tries again later.
+        // Without a thread the connection closes, and the plug-in reconnects later.
         let _ = thread::Builder::new().name("drafts".to_owned()).spawn(serve);
     }
 
@@ -285,8 +285,8 @@ impl Drop for Service {
     }
 }
 
-/// A listener at this path. A socket that a process left behind is replaced.
-fn bound(path: &Path) -> Result<UnixListener, ListenError> {
+/// A listener at this path. The socket of a process that is gone is replaced.
+fn opened(path: &Path) -> Result<UnixListener, ListenError> {
     let failed = |error| ListenError::Io(path.to_owned(), error);
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => match UnixStream::connect(path) {

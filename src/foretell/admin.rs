@@ -273,7 +273,7 @@ impl Admin {
         shown
     }
 
-    /// The engine of this replica, if it asks for drafts inside its own steps.
+    /// The engine of this replica, if it asks for drafts inside its steps.
     fn injected(&self, replica: &Replica) -> Option<Value> {
         let engine = self.configured.as_ref()?.engine_that_asks(replica.label())?;
         let Totals { steps, drafted, accepted, saved, wasted, rows, cost } = engine.totals;

@@ -58,15 +58,14 @@ pub struct Round {
 }
 
 impl Round {
-    /// A round inside a step of the engine, which is no request of its own and takes no time of its
-    /// own.
+    /// A round inside a step of the engine, which is no separate request and takes no separate time.
     pub fn injected(round: foretell_drafts::joins::Round) -> Self {
         let (drafted, accepted) = (round.drafted, round.accepted);
         let (number, at, draft, verify) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
         Self { drafted, accepted, depth: drafted, number, at, drafter: round.drafter.name(), draft, verify }
     }
 
-    /// True if the engine verified it inside its own step.
+    /// True if the engine verified it inside its step.
     pub fn is_injected(&self) -> bool {
         self.number == 0
     }

@@ -198,12 +198,12 @@ impl Record {
         self.finished.policy = policy;
     }
 
-    /// Ties it to the rows of an engine that asks for drafts, whose rounds become its own.
+    /// Ties it to the rows of an engine that asks for drafts, which report its rounds.
     pub fn joins(&mut self, registered: Registered) {
         self.joined = Some(registered);
     }
 
-    /// Records that its engine takes Foretell's drafts into its own steps; `plain`: the reason for
+    /// Records that its engine takes Foretell's drafts into its steps; `plain`: the reason for
     /// which it gets none.
     pub fn injected(&mut self, plain: Option<Reason>) {
         self.finished.reason = Some(plain.unwrap_or(PassthroughReason::Inject.into()));
@@ -453,7 +453,7 @@ fn take_rounds(finished: &mut Finished, registered: &Registered, streams: bool) 
     for round in joined.take_rounds() {
         finished.speculation.rounds.push(Round::injected(round));
     }
-    let first = finished.timing.first_token.filter(|_| streams && !finished.client_gone);
+    let first = if streams && !finished.client_gone { finished.timing.first_token } else { None };
     let rest = joined.tokens().and_then(|tokens| tokens.checked_sub(1)).filter(|rest| *rest > 0);
     if let (Some(first), Some(rest)) = (first, rest) {
         let seconds = finished.timing.duration.saturating_sub(first).as_secs_f64();

@@ -183,7 +183,7 @@ pub struct Backend<'a> {
     /// The replica's server may be able to verify drafts, or the session runner knows why it
     /// cannot.
     pub speculates: bool,
-    /// The replica's engine asks Foretell for drafts inside its own steps.
+    /// The replica's engine asks Foretell for drafts inside its steps.
     pub injected: bool,
 }
 

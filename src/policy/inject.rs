@@ -1,4 +1,4 @@
-//! What a request gets where the engine asks for drafts inside its own steps.
+//! What a request gets where the engine asks for drafts inside its steps.
 //!
 //! The engine carries every parameter itself, so only process, policy, client and control group
 //! matter: none of the steps that ask what Foretell could verify.
@@ -52,27 +52,27 @@ impl Injection {
 
 /// Decides what the rows of a request get. `temperature`: the effective one, if it is known.
 pub fn inject(
-    asked: &Admitted<'_>,
+    admitted: &Admitted<'_>,
     temperature: Fact<f64>,
     policies: &PolicySet,
     group: Groups<'_>,
 ) -> Injection {
-    if asked.mode == Mode::Off {
+    if admitted.mode == Mode::Off {
         return Injection::none(PassthroughReason::Off);
     }
-    if asked.control == Some(Control::Off) {
+    if admitted.control == Some(Control::Off) {
         return Injection::none(PassthroughReason::Client);
     }
-    let subject = asked.head.of(asked.request, asked.backend, temperature);
+    let subject = admitted.head.of(admitted.request, admitted.backend, temperature);
     let Ok(policy) = matching(Fact::Known(policies), &subject) else {
         return Injection::none(PassthroughReason::NoPolicy);
     };
     if policy.mode == PolicyMode::Off {
         return Injection { policy: Some(Arc::clone(policy)), ..Injection::none(PassthroughReason::Policy) };
     }
-    let permission = settled(asked.mode, policy.mode, asked.control);
+    let permission = settled(admitted.mode, policy.mode, admitted.control);
     let plain = permission.and_then(Permission::never).or_else(|| compared(policy, group(policy)));
-    let most = |tokens: u32| match asked.control {
+    let most = |tokens: u32| match admitted.control {
         Some(Control::Gamma(limit)) => tokens.min(u32::from(limit)) as usize,
         _ => tokens as usize,
     };

@@ -41,7 +41,7 @@ use crate::learning::recording::{Record, Recorder};
 use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
-use crate::serving::exchange::{Asked, Exchange, Serve, Served};
+use crate::serving::exchange::{Exchange, Joining, Serve, Served};
 use crate::serving::grammar::Grammar;
 use crate::serving::plan::{CallLimits, SessionPlan};
 use crate::serving::ruling::Rulebook;
@@ -353,7 +353,7 @@ impl Serve for SessionRunner {
         .boxed()
     }
 
-    fn terms(&self, asked: &Asked<'_>) -> (Terms, Option<String>) {
-        self.terms_of(asked)
+    fn terms(&self, joining: &Joining<'_>) -> (Terms, Option<String>) {
+        self.terms_of(joining)
     }
 }

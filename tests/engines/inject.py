@@ -41,6 +41,8 @@ drafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }, { kind: suffix, s
 gamma: { fixed: 8 }
 holdback: { start: 0, floor: 0 }
 """
+# the built-in policy without a control group, which the other sides do not have either
+USUAL = (engines.ROOT / "policies/default.yaml").read_text().replace("start: 0.2, floor: 0.01", "start: 0, floor: 0")
 FUNCTION = {"type": "function", "function": {"name": "weather", "description": "Weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}}}
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
@@ -120,12 +122,14 @@ def various():
     """200 requests with everything that the engine does to a text."""
     found = []
     for kind in KINDS:
-        found += entries(kind, 16, 48)
-        found += entries(kind, 4, 32, **({"logprobs": 3} if kind == "completion" else {"logprobs": True, "top_logprobs": 3}))
-        found += entries(kind, 4, 32, n=3)
-        found += entries(kind, 4, 32, frequency_penalty=0.5, repetition_penalty=1.1)
-        found += entries(kind, 4, 32, stop=["the", "\n\n"])
-        seeded = entries(kind, 4, 32, seed=7)
+        found += entries(kind, 16, 32)
+        found += entries(kind, 4, 24, **({"logprobs": 3} if kind == "completion" else {"logprobs": True, "top_logprobs": 3}))
+        # vLLM refuses several greedy answers: with so small a top_p these are greedy too
+        several = entries(kind, 4, 24, n=3, top_p=0.001)
+        found += [{**entry, "body": {**entry["body"], "temperature": 0.5}} for entry in several]
+        found += entries(kind, 4, 24, frequency_penalty=0.5, repetition_penalty=1.1)
+        found += entries(kind, 4, 24, stop=["the", "\n\n"])
+        seeded = entries(kind, 4, 24, seed=7)
         found += [{**entry, "body": {**entry["body"], "temperature": 0.8, "top_p": 0.95}} for entry in seeded]
     asked = "What is the weather in Paris? Then Rome, Paris, Rome, Paris."
     chat = {"messages": [{"role": "user", "content": asked}], "max_tokens": 48, "temperature": 0}
@@ -195,7 +199,7 @@ def exact(args, out):
     socket, little = out / "drafts.sock", ("--num-gpu-blocks-override", "80")
     report, lines = {}, []
     with server(out, "plain", "float32", socket) as plain:
-        known, again = answers(plain.url), [answer for _, answer in together(plain.url, various(), 8)]
+        known, again = answers(plain.url), [answer for _, answer in together(plain.url, various()[:60], 8)]
         sampled, eighty = draws(plain.url, args.draws), various()[:80]
     with server(out, "inject", "float32", socket) as plugged:
         with sidecar(args.foretell, plugged.url, out, socket, FORCED) as (url, pages, process):
@@ -240,7 +244,7 @@ def speed(args, out):
             found = stack.enter_context(server(out, side, real_servers.SHORT, socket))
             url, pages = found.url, None
             if side == "inject":
-                url, pages, _ = stack.enter_context(sidecar(args.foretell, url, out, socket, None))
+                url, pages, _ = stack.enter_context(sidecar(args.foretell, url, out, socket, USUAL))
             together(url, entries("talk", 2, 16), 1)
             for turn in range(args.passes):
                 for kind in KINDS:

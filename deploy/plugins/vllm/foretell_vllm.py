@@ -184,7 +184,7 @@ class Row:
         self.hidden = (parameters is None or state.prompt_token_ids is None  # no token ids to look up
                        or state.prompt_embeds is not None or state.prompt_is_token_ids is not None)
         self.end = 0  # its most tokens; 0 where drafts would change the random numbers of its seed
-        if not self.hidden and (parameters.temperature == 0 or parameters.seed is None):
+        if not self.hidden and (parameters.seed is None or parameters.temperature == 0):
             self.end = sys.maxsize if parameters.max_tokens is None else self.prompt + parameters.max_tokens
         self.ready = False  # its text was sent as a whole, and the steps carry on from there
         self.sent = 0  # tokens
@@ -443,9 +443,9 @@ def refuse_unknown(config):
 def mend_cpu():
     """Mends two faults of vLLM's CPU build (0.32, 0.33) that any speculation brings out, vLLM's own `ngram` too.
 
-    `_expand_kernel_impl` writes the temperature, top_k and top_p of each draft token to a copy, so that they are what was
-    in memory before: sampled texts are wrong, and greedy ones beside them. And a step without drafts ends the engine
-    where a request has top_k: it takes the maximum of nothing (apply_top_k_only)."""
+    `_expand_kernel_impl` writes the temperature, top_k and top_p of each draft token to a copy, and other memory is used
+    in their place: sampled texts are wrong, and greedy ones beside them. And a step without drafts ends the engine where
+    a request has top_k: it takes the maximum of nothing (apply_top_k_only)."""
     if not current_platform.is_cpu():
         return
     import torch

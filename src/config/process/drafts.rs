@@ -32,7 +32,7 @@ impl Default for Drafts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownRows {
-    /// From their own text alone.
+    /// From their text alone.
     #[default]
     Lookups,
     /// None.

@@ -50,7 +50,7 @@ pub enum PassthroughReason {
     UnreadableAnswers,
     /// The backend bills the cost of a verify request.
     Billed,
-    /// The engine verifies drafts of Foretell inside its own steps.
+    /// The engine verifies drafts of Foretell inside its steps.
     Inject,
     /// The limit of concurrent sessions is reached.
     Sessions,
@@ -154,7 +154,7 @@ impl PassthroughReason {
             Self::SeveralEngines => "several engines answer at one address",
             Self::UnreadableAnswers => "a gateway in front of the engine rewrites its answers",
             Self::Billed => "the backend bills per token, so verify requests would cost money",
-            Self::Inject => "the engine takes Foretell's drafts into its own steps and verifies them there",
+            Self::Inject => "the engine takes Foretell's drafts into its steps and verifies them there",
             Self::Sessions => "the number of concurrent sessions has reached limits.sessions",
             Self::Memory => "the memory of bodies and sessions has reached limits.memory",
             Self::Fault => "Foretell failed before it sent the request; see its log",

@@ -22,7 +22,7 @@ use super::tenant::{self, Doubt};
 use super::translate::{self, ClientApi};
 use super::tunnel::Tunnels;
 use crate::gateway::{Settings, Shared};
-use crate::serving::exchange::{Asked, Client, Declined, Exchange, Serve, Slot, Unsent};
+use crate::serving::exchange::{Client, Declined, Exchange, Joining, Serve, Slot, Unsent};
 use crate::serving::failure::{Failure, shielded};
 use foretell_config::process::Limits;
 use foretell_config::process::Tenant;
@@ -548,8 +548,8 @@ impl Proxy {
             backend: replica.backend(),
             mode: self.shared.modes.of(replica.backend()),
         };
-        let asked = Asked { admitted, replica, may_use_corpus: may_use_corpus(headers) };
-        let (terms, policy) = serving.terms(&asked);
+        let joining = Joining { admitted, replica, may_use_corpus: may_use_corpus(headers) };
+        let (terms, policy) = serving.terms(&joining);
         let plain = terms.plain;
         inbound.record.joins(joins.register(id, terms));
         if joins.is_injected(replica.label()) {

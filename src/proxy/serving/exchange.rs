@@ -29,13 +29,13 @@ pub trait Serve: Send + Sync {
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
 
     /// What the rows of a request get where its engine asks for drafts, with the policy's name.
-    fn terms(&self, _asked: &Asked<'_>) -> (Terms, Option<String>) {
+    fn terms(&self, _joining: &Joining<'_>) -> (Terms, Option<String>) {
         (Terms::unknown(), None)
     }
 }
 
 /// A request that goes to a replica whose engine may ask for drafts.
-pub struct Asked<'a> {
+pub struct Joining<'a> {
     pub admitted: Admitted<'a>,
     pub replica: &'a Arc<Replica>,
     /// The request's text may be added to the corpus, and drafts may come from the corpus.

@@ -1,11 +1,11 @@
-//! What the rows of a request get where its engine asks for drafts inside its own steps.
+//! What the rows of a request get where its engine asks for drafts inside its steps.
 //!
 //! Such a request is passed through: the engine does everything with its text. Foretell decides by
 //! the same policies what is drafted for it, and learns from its tokens.
 
 use std::sync::Arc;
 
-use super::exchange::Asked;
+use super::exchange::Joining;
 use super::run::MAX_PREDICTED;
 use super::{SessionRunner, ruling};
 use crate::learning::corpus::CorpusAccess;
@@ -19,8 +19,8 @@ use foretell_policy::{Fact, Injection, LiveGates, Policy, inject};
 use foretell_wire::openai::{Request, SamplingField};
 
 impl SessionRunner {
-    pub(super) fn terms_of(&self, asked: &Asked<'_>) -> (Terms, Option<String>) {
-        let Asked { admitted, replica, may_use_corpus } = asked;
+    pub(super) fn terms_of(&self, joining: &Joining<'_>) -> (Terms, Option<String>) {
+        let Joining { admitted, replica, may_use_corpus } = joining;
         let knowledge = self.setup.identities.knowledge(replica);
         let identity = match knowledge.as_deref() {
             Some(ServerKnowledge::Known(identity)) => Some(identity),
@@ -85,7 +85,7 @@ fn temperature(request: &Request, identity: Option<&Identity>) -> Fact<f64> {
 /// tokens' spelling.
 fn shared(request: &Request, identity: &Identity, injection: &Injection, corpus: Shared) -> Shared {
     let reads = |of: fn(&LookupSpec) -> bool| injection.plain.is_none() && injection.lookups.iter().any(of);
-    let predicted = request.prediction.as_deref().filter(|_| reads(LookupSpec::reads_prediction));
+    let predicted = if reads(LookupSpec::reads_prediction) { request.prediction.as_deref() } else { None };
     let encode = |text: &str| {
         let text = text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default();
         identity.tokenizer.encode(text, false).unwrap_or_default().into()
@@ -110,7 +110,7 @@ fn shared(request: &Request, identity: &Identity, injection: &Injection, corpus:
     }
 }
 
-/// The gates of the policy, asked at every step.
+/// The gates of the policy, read at every step.
 fn closed(gates: Option<LiveGates>, replica: &Arc<Replica>) -> Closed {
     let replica = Arc::clone(replica);
     Box::new(move || {

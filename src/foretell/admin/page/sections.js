@@ -355,11 +355,11 @@ export function replicas(found, now) {
   }, "No replica.");
 }
 
-/** What drafts inside an engine's own steps have done. */
+/** What drafts inside an engine's steps have done. */
 function injected({ drafted, accepted, saved_seconds: saved, wasted_seconds: wasted, late, steps }) {
   const share = drafted > 0 ? `, ${percent(accepted / drafted)} of ${whole(drafted)} draft tokens accepted` : "";
   const tardy = late > 0 ? `; ${percent(late / Math.max(steps, 1))} of the answers late` : "";
-  return `drafts inside its own steps${share}, ${duration(saved)} saved, ${duration(wasted)} lost${tardy}`;
+  return `drafts inside its steps${share}, ${duration(saved)} saved, ${duration(wasted)} lost${tardy}`;
 }
 
 /** The costs of an engine's steps, in one line. */

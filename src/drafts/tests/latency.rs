@@ -3,7 +3,6 @@
 //!
 //!     cargo run --profile dist --package foretell-drafts --example latency -- [ROWS] [TOKENS] [STEPS]
 
-#[path = "../tests/client.rs"]
 mod client;
 
 use std::sync::Arc;
