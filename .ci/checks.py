@@ -58,7 +58,7 @@ CHECKS = {
     "grafana": Check("dashboards and alerts in a real Prometheus that scrapes a live Foretell",
                      ["grafana/*", "tests/grafana/*", "src/core/words/metric*"], "make test-grafana"),
     "fuzz": Check("20 seconds of coverage-guided fuzzing for each target",
-                  ["tests/fuzz/*", "src/wire/openai*", "src/core/session/parse*", "src/net/http*"], "make fuzz SECONDS=20"),
+                  ["tests/fuzz/*", "src/wire/openai*", "src/core/session/parse*", "src/net/http*", "src/drafts/*"], "make fuzz SECONDS=20"),
     "llama": Check("a real engine: llama-server, built from its package, short form",
                    ["tests/engines/*", "src/engines/llamacpp*"],
                    "make engines ENGINES=llama && make test-engines ENGINES=llama SHORT=1 BIN=target/release/foretell"),

@@ -18,9 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 # (what has been reached, what is wanted)
 LIMITS = {
-    "product lines without lab": (85_700, 64_000),
+    "product lines without lab": (88_200, 64_000),
     "product lines of a crate": (15_200, 14_000),
-    "test lines": (60_100, 60_000),
+    "test lines": (61_200, 60_000),
     "words of documents": (40_000, 40_000),
     "product lines of a file": (600, 600),
     "lines of a function": (80, 80),

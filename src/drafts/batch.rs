@@ -17,7 +17,8 @@ use foretell_net::http::memory::{Memory, Reservation};
 
 use crate::frame::{Drafts, Hello, Step, StepRow};
 use crate::joins::Joined;
-use crate::row::{Lookups, Row};
+pub use crate::row::Lookups;
+use crate::row::Row;
 
 /// Maximum rows of a connection.
 const ROWS: usize = 4_096;
@@ -73,11 +74,18 @@ pub struct Batch {
     totals: Totals,
 }
 
-/// A row whose text is complete and can be indexed.
-pub(crate) struct Unindexed {
-    pub(crate) joined: Arc<Joined>,
-    pub(crate) text: Vec<TokenId>,
-    pub(crate) prompt: usize,
+/// A row whose prompt is complete and can be indexed.
+pub struct Unindexed {
+    joined: Arc<Joined>,
+    text: Vec<TokenId>,
+    prompt: usize,
+}
+
+impl Unindexed {
+    /// Its lookups, which have read its text; takes milliseconds.
+    pub fn built(self) -> Lookups {
+        Lookups::built(&self.joined, &self.text, self.prompt)
+    }
 }
 
 /// A row that may be drafted for in this step.
@@ -125,7 +133,7 @@ impl Batch {
     }
 
     /// Adds text to a row; what can be indexed now, if this completes its prompt.
-    pub(crate) fn text(&mut self, number: u32, from: usize, tokens: &[TokenId]) -> Option<Unindexed> {
+    pub fn text(&mut self, number: u32, from: usize, tokens: &[TokenId]) -> Option<Unindexed> {
         let row = self.rows.get_mut(&number)?;
         let before = row.text().len();
         if before + tokens.len() > self.context || !row.extend(from, tokens) {
@@ -143,7 +151,7 @@ impl Batch {
     }
 
     /// Takes the lookups of a row, if it has not ended.
-    pub(crate) fn indexed(&mut self, row: u32, lookups: Lookups) {
+    pub fn indexed(&mut self, row: u32, lookups: Lookups) {
         if let Some(row) = self.rows.get_mut(&row) {
             row.indexed(lookups);
         }

@@ -34,9 +34,8 @@ impl Indexer {
 }
 
 fn run(inbox: &Receiver<Job>) {
-    while let Ok(Job { row, unindexed: Unindexed { joined, text, prompt }, done }) = inbox.recv() {
-        let lookups = Lookups::built(&joined, &text, prompt);
+    while let Ok(Job { row, unindexed, done }) = inbox.recv() {
         // The engine may be gone.
-        let _ = done.send((row, lookups));
+        let _ = done.send((row, unindexed.built()));
     }
 }

@@ -15,7 +15,7 @@ use crate::frame::StepRow;
 use crate::joins::{Joined, Round};
 
 /// The lookups of a row, and the tokens that they have read.
-pub(crate) struct Lookups {
+pub struct Lookups {
     drafters: Vec<Box<dyn Lookup>>,
     read: usize,
 }

@@ -23,7 +23,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache")) / "fuzz"
-TARGETS = ["verify", "stream", "request", "tokenizer", "wire", "session", "snapshot", "shared", "exposition", "config", "admin", "parse"]
+TARGETS = ["verify", "stream", "request", "tokenizer", "wire", "session", "snapshot", "shared", "exposition", "config", "admin", "parse", "drafts"]
 # Limits of an input, MiB and, for busy machines, seconds; no target needs a tenth of either.
 LIMITS = ["-rss_limit_mb=512", "-malloc_limit_mb=256", "-timeout=10"]
 # Wall-clock seconds per second of processor time, for a shared machine.

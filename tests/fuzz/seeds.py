@@ -8,6 +8,7 @@ of the bundled models.
 """
 import json
 import pathlib
+import struct
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -233,9 +234,27 @@ def parse():
             yield path.stem, bytes([tools.index(pair[0]), reasoning.index(pair[1]), 6, 9]) + text.encode()
 
 
+def drafts():
+    def framed(kind, *parts):
+        body = b"".join(parts)
+        return struct.pack("<IB", 1 + len(body), kind) + body
+
+    def ids(tokens):
+        return struct.pack(f"<{len(tokens)}i", *tokens)
+
+    text = [at % 9 for at in range(60)]
+    row = framed(2, struct.pack("<IIfH", 1, 60, 0.0, 5), b"a-b-c")
+    told = framed(3, struct.pack("<III", 1, 0, 60), ids(text))
+    head = struct.pack("<QIIIHBH", 1, 20_000, 100, 0, 0, 0, 1)
+    steps = [framed(4, head, struct.pack("<IHHHIH", 1, 0, 1, 8, 60, 0)),
+             framed(4, head, struct.pack("<IHHHIH", 1, 4, 2, 8, 62, 2), ids([6, 7]))]
+    yield "steps", row + told + steps[0] + steps[1] + framed(5, struct.pack("<HI", 1, 1)) + steps[0]
+    yield "early", row + steps[0] + told + steps[1]
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
-    for target in (verify, stream, request, tokenizer, wire, session, snapshot, shared, exposition, config, admin, parse):
+    for target in (verify, stream, request, tokenizer, wire, session, snapshot, shared, exposition, config, admin, parse, drafts):
         out = folder / target.__name__
         out.mkdir(parents=True, exist_ok=True)
         for at, (name, seed) in enumerate(target()):

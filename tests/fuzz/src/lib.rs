@@ -13,6 +13,7 @@
 pub mod admin;
 mod bytes;
 pub mod config;
+pub mod drafts;
 pub mod exposition;
 mod origin;
 pub mod parse;
@@ -29,7 +30,7 @@ pub mod wire;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target, in the order of the documentation.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("verify", verify::run),
     ("stream", stream::run),
     ("request", request::run),
@@ -42,4 +43,5 @@ pub const TARGETS: [Target; 12] = [
     ("config", config::run),
     ("admin", admin::run),
     ("parse", parse::run),
+    ("drafts", drafts::run),
 ];

@@ -34,7 +34,7 @@ macro_rules! replayed {
     )* };
 }
 
-replayed! { verify stream request tokenizer wire session snapshot shared exposition config admin parse }
+replayed! { verify stream request tokenizer wire session snapshot shared exposition config admin parse drafts }
 
 #[test]
 fn unambiguous_requests_arrive() {
