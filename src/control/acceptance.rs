@@ -17,8 +17,8 @@ const ORDINARY: f64 = 6.0;
 /// Probabilities stay within this distance of 0 and 1.
 const EDGE: f64 = 0.005;
 
-/// What predicts the acceptance of a draft token: drafter, range of temperatures and bucket of its
-/// feature, as one small number.
+/// The evidence that predicts the acceptance of a draft token: drafter, range of temperatures and
+/// bucket of its feature, as one small number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence(pub u16);
 

@@ -17,7 +17,7 @@ pub struct Candidate<'a> {
     pub forced: Option<usize>,
 }
 
-/// What is chosen.
+/// The lengths that are chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// Draft tokens of each candidate, in order.
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn the_likeliest_tokens_of_all_rows_go_first() {
-        let crowded = StepCost { token: 0.006, ..COST };
-        let choice = allocate(2, &[free(&[0.95, 0.9]), free(&[0.5, 0.2])], &crowded, 1.0);
+        let dear = StepCost { token: 0.006, ..COST };
+        let choice = allocate(2, &[free(&[0.95, 0.9]), free(&[0.5, 0.2])], &dear, 1.0);
         assert_eq!(choice.lengths, [2, 0]);
         // The more rows share a step, the dearer is a token in it.
         let choice = allocate(12, &[free(&[0.9, 0.6])], &StepCost { any: 0.0, ..COST }, 1.0);

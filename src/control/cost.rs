@@ -20,13 +20,13 @@ const HALF_LIFE: f64 = 128.0;
 /// A draft token costs at least this share of a plain step.
 const LEAST: f64 = 0.002;
 
-/// What the steps of one engine cost.
+/// Costs of the steps of one engine.
 #[derive(Clone, Debug, Default)]
 pub struct StepCosts {
     lines: [Option<Line<4>>; BUCKETS],
 }
 
-/// What steps with so many rows cost, seconds.
+/// Costs of steps with so many rows, seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCost {
     /// A step without drafts.
@@ -59,7 +59,7 @@ impl StepCosts {
         line.note(features(rows, drafted), seconds);
     }
 
-    /// What a step with so many rows costs; `None` before any step was measured.
+    /// Costs of a step with so many rows; `None` before any step was measured.
     pub fn of(&self, rows: usize) -> Option<StepCost> {
         let line = self.nearest(bucket(rows))?;
         let plain = line.at(features(rows, 0));

@@ -42,7 +42,7 @@ const TRIAL_SURVIVAL: f64 = 0.3;
 const SILENT: u16 = 64;
 const SPENT: u16 = 16;
 
-/// What an engine's drafts have done so far.
+/// Sums over the steps of one engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
     /// Steps that were answered.
@@ -186,7 +186,7 @@ impl Batch {
         drafts
     }
 
-    /// Does what the rows have put off, of at most [`TIDIED`] rows; call it while the engine computes.
+    /// Does what at most [`TIDIED`] rows have put off; call it while the engine computes.
     pub fn tidy(&mut self) {
         self.rows.values_mut().filter_map(|row| row.tidy().then_some(())).take(TIDIED).for_each(drop);
     }

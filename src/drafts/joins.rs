@@ -1,6 +1,6 @@
 //! The requests that the proxy has sent to engines, so that their rows can be joined to them.
 //!
-//! A row is joined by the request id that Foretell forwards and the engine builds the id of the row from,
+//! A row is joined by the request id that Foretell forwards, a part of the engine's id of the row,
 //! never by its prompt: whoever sends the same prompt past the proxy must not get drafts from that
 //! tenant's texts, whose timing would reveal them. An id that is in flight twice joins nothing.
 
@@ -15,15 +15,15 @@ use foretell_core::units::TokenId;
 use foretell_core::words::{PlainReason, Reason};
 use parking_lot::{Mutex, RwLock};
 
-/// What becomes of a request's tokens when a row of it ends: prompt and output.
+/// Takes the prompt and the output of a row that has ended.
 pub type Learn = Box<dyn Fn(&[TokenId], &[TokenId]) + Send + Sync>;
-/// The reason for which a request may not be speculated on now; `None` if it may.
+/// The reason for which a gate is closed now; `None` if all are open.
 pub type Closed = Box<dyn Fn() -> Option<PlainReason> + Send + Sync>;
 
-/// What becomes of the pace of an answer.
+/// Takes the pace of an answer that has ended, seconds per token.
 pub type Ended = Box<dyn Fn(f64) + Send + Sync>;
 
-/// What the rows of a request get.
+/// Terms on which the rows of a request get drafts.
 pub struct Terms {
     /// The replica that the request was sent to, by its label.
     pub replica: String,
@@ -142,7 +142,7 @@ struct Request {
     joined: Arc<Joined>,
     /// Requests in flight with this id.
     times: u32,
-    /// What tells the engine's ids of one prompt apart, by the number of the prompt.
+    /// The end of the engine's id that was seen first, by the number of the prompt.
     seen: HashMap<String, String>,
 }
 

@@ -98,6 +98,8 @@ impl Row {
     /// Adds text from this position on; false if it does not continue the text.
     pub(crate) fn extend(&mut self, from: usize, tokens: &[TokenId]) -> bool {
         let continues = from == self.text.len();
+        // What became of the last draft is not known.
+        (self.chain, self.sent) = (None, None);
         if continues {
             self.text.extend_from_slice(tokens);
         }
@@ -113,10 +115,8 @@ impl Row {
     /// Takes what a step emitted, and learns from it; the round, if draft tokens were verified.
     pub(crate) fn stepped(&mut self, step: &StepRow, all: &mut Acceptance) -> Option<Round> {
         self.text.extend_from_slice(&step.tokens);
-        let emitted = step.tokens.len().min(usize::from(step.sampled));
-        let emitted = self.text.get(self.text.len() - emitted..).unwrap_or_default();
         let factor = &mut self.factor;
-        self.chain.take_if(|chain| !chain.follow(emitted, all, factor));
+        self.chain.take_if(|chain| !chain.follow(&step.tokens, all, factor));
         let drafter = self.sent.take()?;
         let drafted = u32::from(step.scheduled);
         let accepted = u32::from(step.sampled.saturating_sub(1)).min(drafted);

@@ -75,7 +75,7 @@ pub struct Engine {
     pub waited: u64,
 }
 
-/// What all engines have done since the start.
+/// Sums over all engines since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Engines {
     /// Engines that are connected.
@@ -183,7 +183,7 @@ impl Service {
         self.engines.lock().iter().map(of).collect()
     }
 
-    /// What all engines have done since the start, those that are gone included.
+    /// Sums over all engines since the start, those that are gone included.
     pub fn sum(&self) -> Engines {
         let mut sum = *self.gone.lock();
         for engine in self.engines.lock().values() {

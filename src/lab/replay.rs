@@ -290,6 +290,7 @@ impl<'a> StreamReplay<'a> {
         for lookup in &mut lookups {
             for tokens in [context, &stream.prompt] {
                 lookup.observe(&Feedback { tokens, origin: Origin::Prompt });
+                lookup.tidy();
             }
         }
         score.read(begun.elapsed(), context.len() + stream.prompt.len());
@@ -314,6 +315,7 @@ impl<'a> StreamReplay<'a> {
             for lookup in &mut self.lookups {
                 let tokens = output.get(done..end).unwrap_or_default();
                 lookup.observe(&Feedback { tokens, origin: Origin::Output });
+                lookup.tidy();
             }
             score.round(&draft, run.min(end - done), end - done, drafting + begun.elapsed());
             done = end;

@@ -58,7 +58,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// A round inside a step of the engine, which is no separate request and takes no separate time.
+    /// A round inside a step of the engine: no separate request, and no separate time.
     pub fn injected(round: foretell_drafts::joins::Round) -> Self {
         let (drafted, accepted) = (round.drafted, round.accepted);
         let (number, at, draft, verify) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);

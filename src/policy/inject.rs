@@ -14,7 +14,7 @@ use foretell_core::session::Permission;
 use foretell_core::words::{Mode, PassthroughReason, PlainReason, Reason};
 use foretell_wire::openai::Control;
 
-/// What the rows of a request get.
+/// Decision on the rows of a request.
 #[derive(Clone, Debug)]
 pub struct Injection {
     /// The policy that applies; `None` if none does.

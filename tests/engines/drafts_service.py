@@ -5,16 +5,15 @@ tokens in the row's own text. At the end of a connection it prints what it has c
 """
 
 import array
-import json
+import collections
 import os
 import socket
 import struct
 import sys
 
-VERSION = 1
 HELLO, ROW, TEXT, STEP, GONE = 1, 2, 3, 4, 5
 WELCOME, REFUSED, DRAFTS = 128, 129, 130
-FRAME_BYTES, NAME_BYTES, STEP_TOKENS, TEXT_TOKENS, ROWS = 8 << 20, 4096, 4096, 65536, 4096
+VERSION, FRAME_BYTES, NAME_BYTES, STEP_TOKENS, TEXT_TOKENS, ROWS = 1, 8 << 20, 4096, 4096, 65536, 4096
 
 
 class Broken(Exception):
@@ -27,25 +26,21 @@ def demand(holds, words):
 
 
 class Body:
-    """The bytes of one frame after its kind."""
+    """What is left of a frame's bytes."""
 
     def __init__(self, data):
-        self.data, self.at = data, 0
+        self.data = data
 
     def take(self, form):
-        demand(self.at + struct.calcsize("<" + form) <= len(self.data), "a frame is too short")
-        self.at += struct.calcsize("<" + form)
-        return struct.unpack_from("<" + form, self.data, self.at - struct.calcsize("<" + form))
+        size = struct.calcsize("<" + form)
+        demand(size <= len(self.data), "a frame is too short")
+        taken, self.data = struct.unpack("<" + form, self.data[:size]), self.data[size:]
+        return taken
 
     def text(self):
         size, = self.take("H")
         demand(size <= NAME_BYTES, "a text is too long")
         return self.take(f"{size}s")[0].decode()
-
-    def tokens(self, count):
-        tokens = self.take(f"{count}i")
-        demand(not count or min(tokens) >= 0, "a token id is below 0")
-        return tokens
 
 
 class Engine:
@@ -55,36 +50,35 @@ class Engine:
         self.draft = draft
         self.hello, self.rows = None, {}
         self.last_row = self.sequence = 0
-        self.counts = dict.fromkeys("steps rows tokens drafted verified accepted skipped late waited".split(), 0)
+        self.counts = collections.Counter()
 
     def frame(self, kind, data):
         """Takes one frame, and returns the bytes of the answer."""
         demand((kind == HELLO) == (self.hello is None), "hello comes first, and once")
-        takes = {HELLO: self.on_hello, ROW: self.on_row, TEXT: self.on_text, STEP: self.on_step, GONE: self.on_gone}
-        demand(kind in takes, f"a frame of kind {kind}")
-        body = Body(data)
-        answer = takes[kind](body)
-        demand(body.at == len(data), "a frame is too long")
+        demand(HELLO <= kind <= GONE, f"a frame of kind {kind}")
+        take = (self.on_hello, self.on_row, self.on_text, self.on_step, self.on_gone)[kind - HELLO]
+        answer = take(body := Body(memoryview(data)))
+        demand(not body.data, "a frame is too long")
         return answer or b""
 
     def on_hello(self, body):
-        magic, version, *numbers = body.take("8sHHIIH")
+        magic, version, most, vocabulary, context, rows = body.take("8sHHIIH")
         demand(magic == b"foretell" and version == VERSION, "another protocol")
-        self.hello = dict(zip(("most", "vocabulary", "context", "rows"), numbers))
-        self.hello.update({name: body.text() for name in ("engine", "engine_version", "model")})
+        self.hello = {"most": most, "vocabulary": vocabulary, "context": context, "rows": rows,
+                      **{name: body.text() for name in ("engine", "engine_version", "model")}}
         return frame(WELCOME, struct.pack("<H", VERSION))
 
     def on_row(self, body):
         number, prompt, temperature = body.take("IIf")
         demand(number == self.last_row + 1, f"row {number} follows row {self.last_row}")
-        self.last_row = self.counts["rows"] = number
-        self.rows[number] = {"id": body.text(), "prompt": prompt, "temperature": temperature, "text": [], "draft": []}
+        row = {"id": body.text(), "prompt": prompt, "temperature": temperature, "text": [], "draft": []}
+        self.last_row, self.rows[number] = number, row
         demand(len(self.rows) <= ROWS, "too many rows")
 
     def on_text(self, body):
         number, start, count = body.take("III")
         demand(0 < count <= TEXT_TOKENS, f"text of {count} tokens")
-        self.extend(number, start + count, body.tokens(count))
+        self.extend(number, start + count, body.take(f"{count}i"))
 
     def on_gone(self, body):
         for number in body.take(f"{body.take('H')[0]}I"):
@@ -93,36 +87,34 @@ class Engine:
     def on_step(self, body):
         sequence, elapsed, waited, late, skipped, flags, count = body.take("QIIIHBH")
         demand(sequence == self.sequence + 1, f"step {sequence} follows step {self.sequence}")
-        demand(late >= self.counts["late"] and flags in (0, 1) and 0 < count <= self.hello["rows"], "the head of a step")
+        demand(late >= self.counts["late"] and flags in (0, 1) and 0 < count <= self.hello["rows"], "a step's head")
         self.sequence = sequence
         self.step = {"elapsed": elapsed, "waited": waited, "skipped": skipped, "flags": flags, "rows": {}}
         drafts = [self.on_step_row(body, skipped) for _ in range(count)]
         demand(len(self.step["rows"]) == count, "a row is listed twice")
-        counts = self.counts
-        counts.update(steps=sequence, late=late, skipped=counts["skipped"] + skipped, waited=counts["waited"] + waited)
+        self.counts.update(steps=1, late=late - self.counts["late"], skipped=skipped, waited=waited)
         return answer(sequence, 0, [(number, tokens) for number, tokens in drafts if tokens])
 
     def on_step_row(self, body, skipped):
         number, scheduled, sampled, room, length, count = body.take("IHHHIH")
         demand(count <= STEP_TOKENS and room <= self.hello["most"], f"count or room of row {number}")
         demand(room == 0 or sampled, f"row {number} reads its prompt and has room")
-        self.extend(number, length, body.tokens(count))
+        self.extend(number, length, body.take(f"{count}i"))
         self.step["rows"][number] = {"scheduled": scheduled, "sampled": sampled, "room": room, "length": length}
         row, accepted = self.rows[number], max(0, sampled - 1)
         if not skipped:
             demand(accepted <= scheduled <= len(row["draft"]), f"row {number} was not drafted so much")
             demand(row["text"][length - sampled:][:accepted] == row["draft"][:accepted], f"row {number}: other tokens")
         row["draft"] = list(self.draft(row, room))
-        for name, more in (("verified", scheduled), ("accepted", accepted), ("drafted", len(row["draft"]))):
-            self.counts[name] += more
+        self.counts.update(verified=scheduled, accepted=accepted, drafted=len(row["draft"]))
         return number, row["draft"]
 
     def extend(self, number, length, tokens):
-        demand(number in self.rows, f"row {number} does not exist")
+        demand(number in self.rows and min(tokens, default=0) >= 0, f"row {number} is unknown, or has a token below 0")
         text = self.rows[number]["text"]
         demand(len(text) + len(tokens) == length <= self.hello["context"], f"row {number} has a gap, or is too long")
         text.extend(tokens)
-        self.counts["tokens"] += len(tokens)
+        self.counts.update(tokens=len(tokens))
 
 
 def continuation(row, room):
@@ -158,13 +150,11 @@ def serve(connection, engine):
 
 
 if __name__ == "__main__":
-    path = sys.argv[1]
-    if os.path.exists(path):
-        os.unlink(path)
+    if os.path.exists(sys.argv[1]):
+        os.unlink(sys.argv[1])
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        listener.bind(sys.argv[1])
         listener.listen()
-        while True:
-            engine = Engine(continuation)
+        while engine := Engine(continuation):
             serve(listener.accept()[0], engine)
-            print(json.dumps({"hello": engine.hello, **engine.counts}), flush=True)
+            print(engine.hello, dict(engine.counts), flush=True)

@@ -103,7 +103,7 @@ fn bad_settings_are_reported_at_once_with_exit_code_64() {
     assert_eq!(
         told,
         "foretell.yaml:2: mode: unknown value, allowed off|observe|auto, got \"on\"\n\
-         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|corpus|fleet|ready|policies|observe, got limts; did you mean limits?\n\
+         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|corpus|drafts|fleet|ready|policies|observe, got limts; did you mean limits?\n\
          policies/a.yaml:3: gamma.max: out of range, allowed 1 to 32, got 99\n\
          3 errors\n"
     );

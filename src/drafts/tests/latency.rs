@@ -1,7 +1,7 @@
 //! How long an engine waits for its drafts: a step of ROWS rows of TOKENS tokens with both lookups,
 //! over the socket, while nothing else runs.
 //!
-//!     cargo run --profile dist --package foretell-drafts --example latency -- [ROWS] [TOKENS] [STEPS]
+//!     cargo run --profile dist -p foretell-drafts --example latency -- [ROWS] [TOKENS] [STEPS]
 
 mod client;
 

@@ -28,7 +28,7 @@ pub trait Serve: Send + Sync {
     /// client disconnected.
     fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
 
-    /// What the rows of a request get where its engine asks for drafts, with the policy's name.
+    /// Terms of the rows of a request where its engine asks for drafts, with the policy's name.
     fn terms(&self, _joining: &Joining<'_>) -> (Terms, Option<String>) {
         (Terms::unknown(), None)
     }

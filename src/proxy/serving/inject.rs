@@ -81,7 +81,7 @@ fn temperature(request: &Request, identity: Option<&Identity>) -> Fact<f64> {
     }
 }
 
-/// What the lookups read besides the row: the corpus, the client's prediction and schema, and the
+/// Data that lookups read besides the row: the corpus, the client's prediction and schema, and the
 /// tokens' spelling.
 fn shared(request: &Request, identity: &Identity, injection: &Injection, corpus: Shared) -> Shared {
     let reads = |of: fn(&LookupSpec) -> bool| injection.plain.is_none() && injection.lookups.iter().any(of);

@@ -1,7 +1,7 @@
 //! Frames of an engine's plug-in to the drafts service.
 //!
-//! Input: frames as on the socket. What is no frame ends the connection; otherwise each step gets an
-//! answer that keeps the room of its rows and the vocabulary.
+//! Input: frames as on the socket. What is no frame ends the connection; otherwise each step gets
+//! an answer that keeps the room of its rows and the vocabulary.
 
 use foretell_drafts::batch::Batch;
 use foretell_drafts::frame::{self, Hello, Incoming, Step};

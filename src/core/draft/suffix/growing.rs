@@ -114,12 +114,14 @@ mod tests {
     enum Step {
         Push(TokenId),
         Extend(Vec<TokenId>),
+        Tidy,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             3 => (0_u32..3).prop_map(Step::Push),
             3 => brute::texts(300).prop_map(Step::Extend),
+            2 => Just(Step::Tidy),
         ];
         prop::collection::vec(step, 1..12)
     }
@@ -154,9 +156,13 @@ mod tests {
                         growing.extend(&tokens);
                         text.extend(tokens);
                     }
+                    Step::Tidy => {
+                        growing.tidy();
+                        prop_assert!(growing.unsorted() <= TAIL);
+                    }
                 }
                 prop_assert_eq!(growing.text(), &text[..]);
-                prop_assert!(growing.text.len() - growing.sorted() <= TAIL);
+                prop_assert!(growing.unsorted() <= LONGEST_TAIL);
                 let orders = growing.pieces.iter().flat_map(|piece| &*piece.run.order);
                 let in_tail = |found: &&Occurrence| found.position >= growing.sorted();
                 let all = brute::occurrences(&text);
