@@ -55,7 +55,9 @@ pub fn allocate(rows: usize, candidates: &[Candidate<'_>], cost: &StepCost, leas
         return Choice { lengths: vec![0; candidates.len()], gain: 1.0 };
     }
     for (_, index) in order.iter().take(best.1) {
-        lengths[*index] += 1;
+        if let Some(length) = lengths.get_mut(*index) {
+            *length += 1;
+        }
     }
     Choice { lengths, gain }
 }

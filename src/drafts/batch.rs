@@ -301,8 +301,9 @@ fn trial(candidates: &[Candidate<'_>]) -> Vec<usize> {
         candidates.iter().enumerate().max_by(|(_, one), (_, other)| first(one).total_cmp(&first(other)));
     if let Some((index, candidate)) = best
         && first(candidate) >= TRIAL_SURVIVAL
+        && let Some(length) = lengths.get_mut(index)
     {
-        lengths[index] = TRIAL.min(candidate.survival.len());
+        *length = TRIAL.min(candidate.survival.len());
     }
     lengths
 }

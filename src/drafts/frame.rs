@@ -183,7 +183,7 @@ pub fn welcome(out: &mut Vec<u8>) {
 
 /// Appends a `refused` with the reason.
 pub fn refused(out: &mut Vec<u8>, why: &str) {
-    let why = &why[..why.floor_char_boundary(TEXT_BYTES)];
+    let why = why.get(..why.floor_char_boundary(TEXT_BYTES)).unwrap_or_default();
     framed(out, 129, |out| {
         out.extend((why.len() as u16).to_le_bytes());
         out.extend(why.as_bytes());
@@ -197,10 +197,10 @@ pub fn drafts(out: &mut Vec<u8>, drafts: &Drafts) {
         out.extend(drafts.pause.to_le_bytes());
         out.extend((drafts.rows.len() as u16).to_le_bytes());
         for (row, tokens) in &drafts.rows {
-            let tokens = &tokens[..tokens.len().min(255)];
+            let tokens = tokens.get(..255).unwrap_or(tokens);
             out.extend(row.to_le_bytes());
             out.extend([0, tokens.len() as u8]);
-            tokens.iter().for_each(|token| out.extend(token.to_le_bytes()));
+            out.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
         }
     });
 }
@@ -211,7 +211,9 @@ fn framed(out: &mut Vec<u8>, kind: u8, body: impl FnOnce(&mut Vec<u8>)) {
     out.push(kind);
     body(out);
     let length = (out.len() - from - 4) as u32;
-    out[from..from + 4].copy_from_slice(&length.to_le_bytes());
+    if let Some(bytes) = out.get_mut(from..from + 4) {
+        bytes.copy_from_slice(&length.to_le_bytes());
+    }
 }
 
 /// Bytes of a frame that have not been read.
@@ -290,7 +292,7 @@ mod tests {
     fn a_step_is_read() {
         let mut bytes = vec![4];
         bytes.extend(7_u64.to_le_bytes());
-        [20_000_u32, 150, 3].iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+        bytes.extend([20_000_u32, 150, 3].iter().flat_map(|word| word.to_le_bytes()));
         bytes.extend([2, 0, 1, 1, 0]);
         bytes.extend([9, 0, 0, 0, 4, 0, 2, 0, 16, 0, 100, 0, 0, 0, 2, 0, 5, 0, 0, 0, 6, 0, 0, 0]);
         let row = StepRow { row: 9, scheduled: 4, sampled: 2, room: 16, length: 100, tokens: vec![5, 6] };

@@ -188,9 +188,9 @@ impl Joins {
 
     fn find(&self, engine_id: &str) -> Option<Arc<Joined>> {
         let mut requests = self.requests.lock();
-        let (id, prompt, suffix) = parts(engine_id)?;
+        let Parts { id, numbered, suffix } = parts(engine_id)?;
         // A prompt of several in one request has its number after the id.
-        let (id, number) = match prompt {
+        let (id, number) = match numbered {
             Some((shorter, number)) if !requests.contains_key(id) => (shorter, number),
             _ => (id, ""),
         };
@@ -226,19 +226,28 @@ impl Joins {
     }
 }
 
-/// The id of a request in an engine's id of a row, the same without the number of its prompt and
-/// that number, and what tells requests with the same id apart.
+/// The parts of an engine's id of a row.
+struct Parts<'a> {
+    /// The id that was forwarded, or that with the number of a prompt.
+    id: &'a str,
+    /// The same without that number, and the number; `None` if it does not end in one.
+    numbered: Option<(&'a str, &'a str)>,
+    /// The end, by which the engine tells requests with the same id apart.
+    suffix: &'a str,
+}
+
+/// Splits an engine's id of a row.
 ///
 /// vLLM's are `chatcmpl-ID-SUFFIX` and `cmpl-ID-PROMPT-SUFFIX`, after `N_` where the request asks
 /// for several answers (v1/engine/input_processor.py, v1/engine/parallel_sampling.py).
-fn parts(engine_id: &str) -> Option<(&str, Option<(&str, &str)>, &str)> {
+fn parts(engine_id: &str) -> Option<Parts<'_>> {
     let answer =
         engine_id.split_once('_').filter(|(n, _)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
     let of_request = answer.map_or(engine_id, |(_, rest)| rest);
     let (_route, rest) = of_request.split_once('-')?;
     let (id, suffix) = rest.rsplit_once('-')?;
     let numbered = id.rsplit_once('-').filter(|(_, number)| number.bytes().all(|b| b.is_ascii_digit()));
-    Some((id, numbered, suffix))
+    Some(Parts { id, numbered, suffix })
 }
 
 #[cfg(test)]

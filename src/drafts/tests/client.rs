@@ -1,5 +1,14 @@
 //! A strict client of the drafts protocol, written from deploy/plugins/protocol.md.
 #![allow(dead_code, reason = "each user needs a part of it")]
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::needless_for_each,
+    clippy::struct_field_names,
+    reason = "tests"
+)]
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

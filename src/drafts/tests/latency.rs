@@ -2,6 +2,15 @@
 //! over the socket, while nothing else runs.
 //!
 //!     cargo run --profile dist -p foretell-drafts --example latency -- [ROWS] [TOKENS] [STEPS]
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::needless_for_each,
+    clippy::struct_field_names,
+    reason = "tests"
+)]
 
 mod client;
 

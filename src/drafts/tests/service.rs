@@ -1,4 +1,13 @@
 //! The drafts service over its socket, by a strict client.
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::needless_for_each,
+    clippy::struct_field_names,
+    reason = "tests"
+)]
 
 mod client;
 
