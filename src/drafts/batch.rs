@@ -186,7 +186,7 @@ impl Batch {
         drafts
     }
 
-    /// Does what at most [`TIDIED`] rows have put off; call it while the engine computes.
+    /// Does what a few rows have put off; call it while the engine computes.
     pub fn tidy(&mut self) {
         self.rows.values_mut().filter_map(|row| row.tidy().then_some(())).take(TIDIED).for_each(drop);
     }
