@@ -254,24 +254,6 @@ def model() -> tuple[Panel, ...]:
                 "acceptance only."
             ),
         ),
-        lines(
-            "Drafts inside the engines' steps",
-            "percentunit",
-            Query(rate("foretell_inject_saved_seconds_total"), "saved"),
-            Query(rate("foretell_inject_wasted_seconds_total"), "lost"),
-            Query(rate("foretell_inject_waited_seconds_total"), "waited"),
-            Query(ratio(rate("foretell_inject_late_total"), rate("foretell_inject_steps_total")), "late answers"),
-            absent="no engine asks for drafts",
-            says=(
-                "Seconds of engine steps per second that drafts saved against steps without, that they lost, and that "
-                "engines waited for them; and the share of the answers that came too late."
-            ),
-            good="saved is far above lost; few late answers.",
-            otherwise=(
-                "lost as much as saved: the drafts do not fit this traffic. Late: Foretell lacks processor time beside "
-                "the engine."
-            ),
-        ),
     )
 
 
