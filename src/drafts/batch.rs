@@ -128,6 +128,7 @@ impl Batch {
     ) {
         let fits = self.rows.len() < ROWS && prompt <= self.context && self.tokens + prompt <= ALL_TOKENS;
         let Some(memory) = fits.then(|| taken(memory, prompt)).flatten() else { return };
+        self.end(&[row]);
         joined.begun();
         self.rows.insert(row, Row::new(joined, prompt, temperature, memory));
     }
@@ -213,7 +214,7 @@ impl Batch {
         let won = if drafted > 0 { cost.plain * emitted as f64 / rows as f64 - seconds } else { 0.0 };
         self.budget.book(won - waited, cost.plain);
         if drafted == 0 {
-            self.budget.passed(cost.plain * f64::from(step.skipped + 1));
+            self.budget.passed(cost.plain * (f64::from(step.skipped) + 1.0));
         }
         self.totals.saved += won.max(0.0);
         self.totals.wasted += (-won).max(0.0) + waited;
