@@ -27,6 +27,7 @@ use crate::serving::failure::{Failure, shielded};
 use foretell_config::process::Limits;
 use foretell_config::process::Tenant;
 use foretell_core::words::{Mode, PassthroughReason};
+use foretell_drafts::joins::Terms;
 use foretell_net::fleet::Replica;
 use foretell_net::http::body::Body;
 use foretell_net::http::body::full;
@@ -360,6 +361,12 @@ impl Proxy {
             && let Some((request, _)) = openai::understand(route, bytes)
         {
             self.join(&mut inbound, &request, &replica, tenant.as_deref(), wish);
+        } else if self.shared.joins.are_expected() {
+            // A body that is not read has no policy: its rows get no drafts.
+            let id = inbound.record.so_far().id.clone();
+            let plain = Some(why.reason.into());
+            let terms = Terms { replica: replica.label().to_owned(), plain, ..Terms::unknown() };
+            inbound.record.joins(self.shared.joins.register(&id, terms));
         }
         self.passthrough(inbound, body, replica).await
     }
