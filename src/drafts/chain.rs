@@ -5,7 +5,7 @@
 
 use foretell_control::acceptance::{Acceptance, Evidence, RowFactor};
 use foretell_core::control::TemperatureBucket;
-use foretell_core::draft::{BUCKETS, Merged, Source, Tree, Vote};
+use foretell_core::draft::{Agreement, BUCKETS, Merged, Source, Tree, Vote};
 use foretell_core::units::TokenId;
 
 /// A chain of draft tokens that is being followed.
@@ -17,12 +17,14 @@ pub(crate) struct Chain {
     followed: usize,
 }
 
-/// The evidence of a vote at a temperature, and the drafter's prior.
-pub(crate) fn evidence(vote: Vote, temperature: TemperatureBucket) -> (Evidence, f64) {
+/// The evidence of a vote at a temperature where the other drafters agree so, and the drafter's
+/// prior.
+pub(crate) fn evidence(vote: Vote, company: Agreement, temperature: TemperatureBucket) -> (Evidence, f64) {
     let source = vote.drafter.source;
     let bucket = source.bucket(vote.features);
-    let class = source.index() * TemperatureBucket::ALL.len() + temperature as usize;
-    (Evidence((class * BUCKETS + bucket) as u16), source.prior().get(bucket).copied().unwrap_or(0.5))
+    let class = source.index() * TemperatureBucket::COUNT + temperature.index();
+    let number = (class * BUCKETS + bucket) * Agreement::COUNT + company.index();
+    (Evidence(number as u16), source.prior().get(bucket).copied().unwrap_or(0.5))
 }
 
 impl Chain {
@@ -37,7 +39,7 @@ impl Chain {
             let Some(node) = self.tree.nodes().get(self.followed) else { return false };
             let hit = node.token == *token;
             for vote in node.votes.by_source() {
-                let (evidence, prior) = evidence(vote, self.temperature);
+                let (evidence, prior) = evidence(vote, node.company, self.temperature);
                 all.note(row, evidence, self.followed, prior, hit);
             }
             self.followed += 1;
