@@ -15,6 +15,7 @@ AT_POSITION, REACHED = (
 ACCEPTANCE = ((None, "red"), (0.2, "yellow"), (0.4, "green"))
 SHARE = {"min": 0, "max": 1}
 FEW = 'position=~"0|1|3|7|15|31"'
+RANGES = "temperature, load"
 
 
 def accepted_by(label: str, title: str, good: str, otherwise: str) -> Panel:
@@ -75,7 +76,7 @@ def short() -> tuple[Panel, ...]:
             ),
             good="0 with the exact rule.",
             otherwise=(
-                "expected if a policy has a lossy rule, up to its `max_drift` per output; otherwise report it as a bug."
+                "expected if a policy has a lossy rule, up to its `drift_per_100_tokens`; otherwise report it as a bug."
             ),
         ),
     )
@@ -160,6 +161,46 @@ def size() -> tuple[Panel, ...]:
             otherwise="far apart: raise `gamma.margin` or lower `gamma.max`.",
         ),
         lines(
+            "Draft tokens of a round by temperature and load",
+            "none",
+            Query(
+                ratio(rate("foretell_gamma_sum", by=RANGES), rate("foretell_gamma_count", by=RANGES)),
+                "T {{temperature}}, load {{load}}",
+            ),
+            width=12,
+            says=(
+                "Mean draft tokens sent in a round (gamma), by range of the request's temperature and of the engine's "
+                "load (0 idle, 1 full or waiting)."
+            ),
+            good="falls as temperature and load rise.",
+            otherwise="long drafts at high load: lower `gamma.max` or `gates.first_token`.",
+        ),
+        lines(
+            "Accepted draft tokens of a round by temperature and load",
+            "none",
+            Query(
+                ratio(rate("foretell_accepted_sum", by=RANGES), rate("foretell_accepted_count", by=RANGES)),
+                "T {{temperature}}, load {{load}}",
+            ),
+            width=12,
+            says="Mean draft tokens accepted in a round, by the same ranges.",
+            good="falls as temperature rises, and does not depend on the load.",
+            otherwise="near 0 at a temperature: drafts do not pay there, and requests stay plain after a while.",
+        ),
+        lines(
+            "Tolerance and load",
+            "percentunit",
+            Query("max by (policy) (foretell_tolerance)", "tolerance of {{policy}}"),
+            Query("max by (backend) (foretell_load)", "load of {{backend}}"),
+            width=12,
+            says=(
+                "Tolerance of the acceptance rule (0 exact, 1 most) and load of the engine at the last round, by which "
+                "the curves of policies are looked up."
+            ),
+            good="tolerance 0 with the exact rule.",
+            otherwise="a tolerance above 0 that you did not want: set `accept: { rule: exact }` in the policy.",
+        ),
+        lines(
             "Time to draft and to verify",
             "s",
             *(
@@ -223,7 +264,7 @@ def model() -> tuple[Panel, ...]:
             ),
             good="absent, unless a policy has a lossy rule.",
             otherwise=(
-                "`unknown`: the engine returns too few log-probabilities. `limited`: `max_drift` or `max_drift_rate` "
+                "`unknown`: the engine returns too few log-probabilities. `limited`: `drift_per_100_tokens` or `max_drift` "
                 "is reached."
             ),
         ),

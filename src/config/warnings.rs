@@ -21,9 +21,7 @@ pub(super) fn inert(policy: &Policy) -> Option<String> {
     let Accept { rule, tolerance, .. } = &policy.accept;
     let inert = *rule != Rule::Exact && tolerance.max <= 0.0;
     let name = &policy.name;
-    inert.then(|| {
-        format!("policy {name}: accept.rule: {} relaxes nothing: tolerance.max is 0 or not set", rule.name())
-    })
+    inert.then(|| format!("policy {name}: accept.rule: {} relaxes nothing: tolerance.max is 0", rule.name()))
 }
 
 /// Warnings that no method of verification is allowed for a backend.

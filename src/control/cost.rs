@@ -23,7 +23,7 @@ const LEAST: f64 = 0.002;
 /// Costs of the steps of one engine.
 #[derive(Clone, Debug, Default)]
 pub struct StepCosts {
-    lines: [Option<Line<4>>; BUCKETS],
+    lines: [Option<Line>; BUCKETS],
 }
 
 /// Costs of steps with so many rows, seconds.
@@ -51,7 +51,7 @@ impl StepCosts {
             return;
         }
         let bucket = bucket(rows);
-        let prior = self.nearest(bucket).map(Line::coefficients);
+        let prior = self.nearest(bucket).map(Line::coefficients::<4>);
         let Some(line) = self.lines.get_mut(bucket) else { return };
         let line = line.get_or_insert_with(|| match prior {
             Some(mean) => begun(mean, mean[0].max(seconds)),
@@ -64,12 +64,12 @@ impl StepCosts {
     pub fn of(&self, rows: usize) -> Option<StepCost> {
         let line = self.nearest(bucket(rows))?;
         let plain = line.at(features(rows, 0));
-        let [.., any, token] = line.coefficients();
+        let [.., any, token] = line.coefficients::<4>();
         (plain > 0.0).then(|| StepCost { plain, any: any.max(0.0), token: token.max(LEAST * plain) })
     }
 
     /// The line of this bucket, else the nearest one that was measured.
-    fn nearest(&self, bucket: usize) -> Option<&Line<4>> {
+    fn nearest(&self, bucket: usize) -> Option<&Line> {
         let lines = self.lines.iter().enumerate().filter_map(|(at, line)| Some((at, line.as_ref()?)));
         lines.min_by_key(|(at, _)| at.abs_diff(bucket)).map(|(_, line)| line)
     }
@@ -84,7 +84,7 @@ fn features(rows: usize, drafted: usize) -> [f64; 4] {
 }
 
 /// A line of about these coefficients, where a plain step takes about `step` seconds.
-fn begun(mean: [f64; 4], step: f64) -> Line<4> {
+fn begun(mean: [f64; 4], step: f64) -> Line {
     Line::new(mean, [2.0 * step, ROW * step, ANY * step, TOKEN * step], NOISE * step, HALF_LIFE)
 }
 

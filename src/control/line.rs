@@ -2,86 +2,224 @@
 //!
 //! The prior is a mean and a scale for each coefficient, so that a line is usable after one
 //! measurement, and coefficients that nothing was measured of stay where they began.
-#![expect(clippy::indexing_slicing, reason = "every index is below N")]
+#![expect(clippy::indexing_slicing, reason = "every index is below MOST")]
+
+use serde::{Deserialize, Serialize};
 
 /// Maximum of a measurement that counts, as a multiple of what the line predicts.
 const OUTLIER: f64 = 3.0;
 /// Measurements from which on outliers are recognised.
 const SETTLED: f64 = 8.0;
+/// Most features of a line.
+const MOST: usize = 6;
 
-/// A linear function of `N` features with uncertain coefficients.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Line<const N: usize> {
-    mean: [f64; N],
-    /// Precision of the prior, in units of the measurements' variance.
-    precision: [f64; N],
-    /// The measurements: sums of the products of their features.
-    squares: [[f64; N]; N],
-    /// The measurements: sums of features times what the prior's mean leaves unexplained.
-    residuals: [f64; N],
-    keep: f64,
-    weight: f64,
-    coefficients: [f64; N],
+type Row = [f64; MOST];
+
+/// Sums over measurements, in which older ones weigh less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<f64>", into = "Vec<f64>")]
+pub struct Moments {
+    /// Measurements.
+    pub weight: f64,
+    /// Of each feature times the value.
+    products: Row,
+    /// Of each feature times each other.
+    squares: [Row; MOST],
 }
 
-impl<const N: usize> Line<N> {
+/// A linear function of up to six features with uncertain coefficients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    mean: Row,
+    /// Precision of the prior, in units of the measurements' variance.
+    precision: Row,
+    keep: f64,
+    local: Moments,
+    /// Measurements of others, which fill up the memory that local ones leave free.
+    #[serde(skip)]
+    lent: Moments,
+    coefficients: Row,
+}
+
+/// Sums that are written: the weight, the products, and the squares without those that are there
+/// twice.
+const WRITTEN: usize = 1 + MOST + MOST * (MOST + 1) / 2;
+
+/// With six significant digits, which is more than any of these figures is worth, and without the
+/// zeros at the end.
+impl From<Moments> for Vec<f64> {
+    fn from(moments: Moments) -> Self {
+        let mut sums = vec![moments.weight];
+        sums.extend(moments.products);
+        (0..MOST).for_each(|row| sums.extend(&moments.squares[row][..=row]));
+        while sums.last().is_some_and(|sum| *sum == 0.0) {
+            sums.pop();
+        }
+        sums.iter_mut().for_each(|sum| *sum = format!("{sum:.5e}").parse().unwrap_or(0.0));
+        sums
+    }
+}
+
+impl From<Vec<f64>> for Moments {
+    fn from(sums: Vec<f64>) -> Self {
+        let mut moments = Self::default();
+        let mut sums = sums.into_iter().take(WRITTEN);
+        moments.weight = sums.next().unwrap_or(0.0);
+        moments.products.fill_with(|| sums.next().unwrap_or(0.0));
+        for row in 0..MOST {
+            for column in 0..=row {
+                let sum = sums.next().unwrap_or(0.0);
+                (moments.squares[row][column], moments.squares[column][row]) = (sum, sum);
+            }
+        }
+        moments
+    }
+}
+
+impl Moments {
+    fn add(&mut self, features: &Row, value: f64, count: f64, keep: f64) {
+        self.scale(keep.powf(count.min(1.0)));
+        self.weight += count.min(1.0);
+        for (row, (squares, product)) in self.squares.iter_mut().zip(&mut self.products).enumerate() {
+            *product += features[row] * value;
+            for (square, feature) in squares.iter_mut().zip(features) {
+                *square += features[row] * feature;
+            }
+        }
+    }
+
+    fn scale(&mut self, share: f64) {
+        self.weight *= share;
+        let squares = self.squares.iter_mut().flatten();
+        squares.chain(&mut self.products).for_each(|sum| *sum *= share);
+    }
+
+    /// These measurements with a weight of at most `most`.
+    #[must_use]
+    pub fn within(mut self, most: f64) -> Self {
+        if self.weight > most.max(0.0) {
+            self.scale(most.max(0.0) / self.weight);
+        }
+        self
+    }
+
+    /// Adds other measurements. Invalid ones are ignored: they may come from outside.
+    pub fn merge(&mut self, other: &Self) {
+        let sums = other.squares.iter().flatten().chain(&other.products);
+        let valid = |sum: &f64| sum.abs() < MAX * MAX;
+        if !(0.0..MAX).contains(&other.weight) || !sums.into_iter().all(valid) || !other.is_positive() {
+            return;
+        }
+        self.weight += other.weight;
+        let ours = self.squares.iter_mut().flatten().chain(&mut self.products);
+        let theirs = other.squares.iter().flatten().chain(&other.products);
+        ours.zip(theirs).for_each(|(our, their)| *our += their);
+    }
+
+    /// True if its squares can be those of measurements.
+    fn is_positive(&self) -> bool {
+        (0..MOST).all(|row| {
+            (0..MOST).all(|column| {
+                let both = self.squares[row][column];
+                let most = self.squares[row][row] * self.squares[column][column];
+                both == self.squares[column][row] && both * both <= most * (1.0 + 1e-4) + f64::MIN_POSITIVE
+            })
+        })
+    }
+}
+
+/// Limit of figures that come from outside: far above any real one.
+const MAX: f64 = 1e12;
+
+impl Line {
     /// A line with coefficients of about `mean`, each known to about `scale`, through measurements
     /// with an error of about `noise`. A measurement weighs half after `half_life` others.
-    pub fn new(mean: [f64; N], scale: [f64; N], noise: f64, half_life: f64) -> Self {
+    pub fn new<const N: usize>(mean: [f64; N], scale: [f64; N], noise: f64, half_life: f64) -> Self {
+        let mean = padded(mean);
+        let mut precision = [1.0; MOST];
+        for (precision, scale) in precision.iter_mut().zip(scale) {
+            *precision = (noise / scale).powi(2);
+        }
         Self {
             mean,
-            precision: scale.map(|scale| (noise / scale).powi(2)),
-            squares: [[0.0; N]; N],
-            residuals: [0.0; N],
+            precision,
             keep: 0.5_f64.powf(1.0 / half_life),
-            weight: 0.0,
+            local: Moments::default(),
+            lent: Moments::default(),
             coefficients: mean,
         }
     }
 
     /// Notes that `value` was measured at these features. Values that are not finite are ignored,
     /// and one that is far too large counts as three times what was expected.
-    pub fn note(&mut self, features: [f64; N], value: f64) {
-        if !value.is_finite() {
+    pub fn note<const N: usize>(&mut self, features: [f64; N], value: f64) {
+        if value.is_finite() {
+            let settled = self.weight() > SETTLED;
+            let most = if settled { OUTLIER * self.at(features).max(0.0) } else { f64::MAX };
+            self.weigh(features, value.min(most), 1.0);
+        }
+    }
+
+    /// As [`Self::note`] with another weight, and whatever the value is.
+    pub fn weigh<const N: usize>(&mut self, features: [f64; N], value: f64, count: f64) {
+        let features = padded(features);
+        if !value.is_finite() || !(count.is_finite() && count > 0.0) {
             return;
         }
-        let expected = self.at(features);
-        let value = if self.weight > SETTLED { value.min(OUTLIER * expected.max(0.0)) } else { value };
-        let rest = value - dot(&self.mean, &features);
-        for (row, (sums, residual)) in self.squares.iter_mut().zip(&mut self.residuals).enumerate() {
-            *residual = *residual * self.keep + features[row] * rest;
-            for (sum, feature) in sums.iter_mut().zip(features) {
-                *sum = *sum * self.keep + features[row] * feature;
-            }
-        }
-        self.weight = self.weight * self.keep + 1.0;
+        let root = count.sqrt();
+        self.local.add(&features.map(|feature| feature * root), value * root, count, self.keep);
         self.coefficients = self.solved();
     }
 
     /// The value that is expected at these features.
-    pub fn at(&self, features: [f64; N]) -> f64 {
-        dot(&self.coefficients, &features)
+    pub fn at<const N: usize>(&self, features: [f64; N]) -> f64 {
+        dot(&self.coefficients, &padded(features))
     }
 
-    /// The coefficients as they are estimated now.
-    pub fn coefficients(&self) -> [f64; N] {
-        self.coefficients
+    /// The first coefficients as they are estimated now.
+    pub fn coefficients<const N: usize>(&self) -> [f64; N] {
+        std::array::from_fn(|index| self.coefficients[index])
     }
 
     /// Measurements that count now.
     pub fn weight(&self) -> f64 {
-        self.weight
+        self.local.weight + self.filling().weight
+    }
+
+    /// The local measurements.
+    pub fn local(&self) -> &Moments {
+        &self.local
+    }
+
+    /// Replaces the measurements of others.
+    pub fn lend(&mut self, lent: Moments) {
+        self.lent = lent;
+        self.coefficients = self.solved();
+    }
+
+    /// Makes the local measurements weigh this share of what they did.
+    pub fn fade(&mut self, share: f64) {
+        self.local.scale(share);
+        self.coefficients = self.solved();
+    }
+
+    /// The part of the measurements of others that counts.
+    fn filling(&self) -> Moments {
+        self.lent.within(1.0 / (1.0 - self.keep) - self.local.weight)
     }
 
     /// The mean of the coefficients given the measurements: the solution of the normal equations.
-    fn solved(&self) -> [f64; N] {
-        let (mut matrix, mut sums) = (self.squares, self.residuals);
+    fn solved(&self) -> Row {
+        let mut all = self.local;
+        all.merge(&self.filling());
+        let (mut matrix, mut sums) = (all.squares, all.products);
         for (index, precision) in self.precision.iter().enumerate() {
             matrix[index][index] += precision;
+            sums[index] += precision * self.mean[index];
         }
         // Gauss without pivoting: the matrix is symmetric and positive definite.
-        for pivot in 0..N {
-            for row in pivot + 1..N {
+        for pivot in 0..MOST {
+            for row in pivot + 1..MOST {
                 let factor = matrix[row][pivot] / matrix[pivot][pivot];
                 let above = matrix[pivot];
                 for (value, above) in matrix[row].iter_mut().zip(above) {
@@ -90,16 +228,21 @@ impl<const N: usize> Line<N> {
                 sums[row] -= factor * sums[pivot];
             }
         }
-        let mut solution = [0.0; N];
-        for row in (0..N).rev() {
-            let known: f64 = (row + 1..N).map(|column| matrix[row][column] * solution[column]).sum();
+        let mut solution = [0.0; MOST];
+        for row in (0..MOST).rev() {
+            let known: f64 = (row + 1..MOST).map(|column| matrix[row][column] * solution[column]).sum();
             solution[row] = (sums[row] - known) / matrix[row][row];
         }
-        std::array::from_fn(|index| self.mean[index] + solution[index])
+        solution
     }
 }
 
-fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
+fn padded<const N: usize>(values: [f64; N]) -> Row {
+    const { assert!(N <= MOST) };
+    std::array::from_fn(|index| values.get(index).copied().unwrap_or(0.0))
+}
+
+fn dot(a: &Row, b: &Row) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
@@ -107,7 +250,7 @@ fn dot<const N: usize>(a: &[f64; N], b: &[f64; N]) -> f64 {
 mod tests {
     use super::*;
 
-    fn line() -> Line<2> {
+    fn line() -> Line {
         Line::new([1.0, 0.5], [4.0, 0.5], 0.1, 64.0)
     }
 
@@ -123,7 +266,7 @@ mod tests {
             let x = f64::from(n % 7);
             line.note([1.0, x], 3.0 + 0.2 * x);
         }
-        let [base, slope] = line.coefficients();
+        let [base, slope] = line.coefficients::<2>();
         assert!((base - 3.0).abs() < 0.02 && (slope - 0.2).abs() < 0.01, "{base} {slope}");
     }
 
@@ -137,5 +280,23 @@ mod tests {
         assert!((line.at([1.0, 0.0]) - 2.0).abs() < 0.1);
         line.note([1.0, 0.0], f64::NAN);
         assert!(line.at([1.0, 0.0]).is_finite());
+    }
+
+    #[test]
+    fn measurements_of_others_fill_the_memory_that_local_ones_leave_free() {
+        let (mut one, mut other) = (line(), line());
+        (0..50).for_each(|n| one.note([1.0, f64::from(n % 5)], 2.0 + 0.5 * f64::from(n % 5)));
+        other.lend(*one.local());
+        assert!((other.at([1.0, 4.0]) - one.at([1.0, 4.0])).abs() < 1e-9);
+        (0..600).for_each(|_| other.note([1.0, 0.0], 1.0));
+        let read: Moments = Vec::from(*one.local()).into();
+        assert!((read.weight - one.weight()).abs() < 1e-3 && Vec::from(read).len() < 12);
+        assert!((other.at([1.0, 0.0]) - 1.0).abs() < 0.05, "{}", other.at([1.0, 0.0]));
+        let mut wrong = *one.local();
+        wrong.squares[0][1] = 1e9;
+        let before = line();
+        let mut after = line();
+        after.lend(wrong);
+        assert_eq!(after.coefficients::<2>(), before.coefficients::<2>());
     }
 }

@@ -10,6 +10,7 @@ pub mod belief;
 pub mod budget;
 pub mod chooser;
 pub mod costs;
+pub mod drift;
 pub mod expiring_map;
 pub mod forecast;
 pub mod gates;
@@ -27,8 +28,9 @@ pub mod tolerance;
 
 pub use belief::Belief;
 pub use budget::Budget;
-pub use chooser::{MARGIN, Outlook, Quote, STAY, best_cut};
-pub use costs::{Basis, Costs, SharedCosts, Way};
+pub use chooser::{MARGIN, Outlook, Quote, best_cut};
+pub use costs::{Basis, Costs, Disturbance, Shared, SharedCosts, VerifyLine, Way};
+pub use drift::DriftPrices;
 pub use expiring_map::ExpiringMap;
 pub use forecast::{Forecast, Prospective, forecast};
 pub use learnt_costs::LearntCosts;
@@ -37,7 +39,7 @@ pub use regret_budget::RegretBudget;
 pub use round_costs::RoundCosts;
 pub use rounds::{Prices, Round, Rounds, Value};
 pub use shared::SharedModel;
-pub use state::{Awaited, Class, Concurrency, EngineStartState, RegretBudgets, ReplicaState};
+pub use state::{Awaited, Class, Concurrency, EngineStartState, ReplicaState};
 pub use survival::{Survival, TemperatureBucket, Tuning};
 pub use tolerance::Tolerance;
 
@@ -49,6 +51,15 @@ use serde::{Deserialize, Serialize};
 
 use self::gates::Signal;
 use crate::units::Tick;
+use crate::words::VerifyMethod;
+
+/// Measurements of verify requests that show what a draft token takes from others.
+const MEASURED: f64 = 8.0;
+/// Draft tokens of the first verify requests: what they lose at any cost must leave some of the
+/// regret budget, and shorter ones would not pay behind a long round trip.
+const FIRST: usize = 6;
+/// Draft tokens that one request may have whatever first tokens are delayed by.
+const FEW: usize = 4;
 
 /// The state of a replica and of its engine start, which sessions read and write.
 #[derive(Debug)]
@@ -65,6 +76,8 @@ pub struct Measurements<'a> {
     pub budget: &'a mut Budget,
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
+    /// Prices of drift.
+    pub drift: &'a mut DriftPrices,
     length: &'a mut state::Length,
 }
 
@@ -78,12 +91,7 @@ impl Measurements<'_> {
     /// the engine ([`Self::set_signal`]).
     fn concurrency_changes(&mut self, change: impl FnOnce(&mut Concurrency)) {
         change(self.concurrency);
-        let concurrency = &*self.concurrency;
-        self.costs.set_concurrency(
-            concurrency.requests(),
-            concurrency.has_plain_neighbours(),
-            concurrency.others() > 0,
-        );
+        self.costs.set_concurrency(self.concurrency.requests());
     }
 
     /// Takes a load report of the engine.
@@ -91,63 +99,71 @@ impl Measurements<'_> {
         self.concurrency_changes(|concurrency| concurrency.set_signal(signal));
     }
 
-    /// Seconds that all requests of others together lose by a verify request with `nodes` nodes:
-    /// the computation of the nodes. The wait for the running step and the network is lost by ours
-    /// alone. 0 before the time of a node is measured: a trial measures it.
-    pub fn lost_by_others(&self, way: Way, nodes: usize) -> f64 {
-        (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
+    /// The load with which a verify request is expected to share the engine.
+    pub fn shares(&self) -> Shared {
+        let others = self.concurrency.others() > 0;
+        let usual = self.costs.shares();
+        Shared { waits: if others { 1.0 } else { usual.waits }, ..usual }
     }
 
-    /// Notes that `rejected` tokens of a verify request came to nothing. Before the time of a node
-    /// is measured they count nothing: rounds of a few lengths measure it.
+    /// Seconds that all requests of others together lose by each draft token of a verify request:
+    /// its computation. The wait for the running step and the network is lost by ours alone. 0
+    /// before it is measured: a trial measures it.
+    pub fn lost_by_others(&self, way: Way) -> f64 {
+        let line = self.costs.line(way);
+        if line.weight < MEASURED { 0.0 } else { self.concurrency.others() as f64 * line.node }
+    }
+
+    /// Draft tokens of a verify request whose cost can be told: of one that is alone, at first not
+    /// many; of one that takes a sequence for each, a few until some were measured.
+    pub fn tried(&self, way: Way) -> usize {
+        match (self.costs.line(way).weight, way.method) {
+            (weight, VerifyMethod::FanOut) if weight < MEASURED => FEW,
+            (weight, _) if weight < 1.0 && self.concurrency.requests() == 1 => FIRST,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Notes that `rejected` tokens of a verify request came to nothing.
     pub fn rejected(&mut self, way: Way, rejected: usize) {
-        if self.concurrency.others() > 0 {
-            self.budget.wasted(rejected as f64 * self.costs.per_node(way));
+        let line = self.costs.line(way);
+        if self.concurrency.others() > 0 && line.weight >= MEASURED {
+            self.budget.wasted(rejected as f64 * line.node);
         }
     }
 
-    /// The `seconds` that a verify request took until `now`. If the engine read a prompt of ours
-    /// meanwhile, little counts of those beyond the expected time: plain decoding would have waited
-    /// for the prompt, too.
-    pub fn without_reading(&self, way: Way, nodes: usize, seconds: f64, now: Tick) -> f64 {
-        if self.concurrency.read_within(seconds, now) && self.costs.verify_measured(way) {
-            let expected = self.costs.verify(way, nodes);
-            return seconds.min(expected + costs::READING * (seconds - expected).max(0.0));
-        }
-        seconds
+    /// Seconds that our other requests lose all together by each draft token of a verify request.
+    pub fn lost_by_ours(&self, way: Way) -> f64 {
+        self.concurrency.ours().saturating_sub(1) as f64 * self.costs.line(way).concurrent
     }
 
-    /// Seconds that our other requests lose all together by each node of a verify request.
-    pub fn lost_by_ours(&self) -> f64 {
-        self.concurrency.ours().saturating_sub(1) as f64 * self.costs.per_concurrent_node()
-    }
-
-    /// Draft nodes that one more verify request may have, so that all of ours in flight delay first
-    /// tokens by no more than our share of what `ratio` allows: the greatest ratio of their times
-    /// with and without drafts. One request may always have a few: else their delay would never be
-    /// remeasured.
+    /// Draft tokens that one more verify request may have, so that all of ours in flight delay
+    /// first tokens by no more than our share of what `ratio` allows: the greatest ratio of their
+    /// times with and without drafts. One request may always have a few: else their delay would
+    /// never be remeasured.
     pub fn nodes_allowed(&self, ratio: f64) -> usize {
         let (ours, all) = (self.concurrency.ours().max(1), self.concurrency.requests());
-        let room = self.costs.room(ratio, ours as f64 / all.max(ours) as f64);
+        let node = if ours > 1 { self.costs.concurrent() } else { 0.0 };
+        let room = self.costs.room(ratio, ours as f64 / all.max(ours) as f64, node);
         let drafted = self.concurrency.drafted();
         let nodes = (room - drafted as f64 - 1.0).max(0.0) as usize;
-        if drafted == 0 { nodes.max(costs::REACH_FIRST) } else { nodes }
+        if drafted == 0 { nodes.max(FEW) } else { nodes }
     }
 
     /// Notes `tokens` plain tokens that came `seconds` after the ones before.
     pub fn note_plain(&mut self, seconds: f64, tokens: usize, now: Tick) {
-        // Plain decoding is slower concurrent with verify requests; speculation has to beat the
-        // pace that it has without them.
-        let reads = self.concurrency.read_within(seconds, now);
-        if !self.concurrency.all_plain() {
-            self.costs.plain_concurrent(tokens);
-            if !reads {
-                self.book(tokens as f64, seconds, true);
-            }
-        } else if reads || self.concurrency.continued_within(seconds, now) {
-            self.costs.note_plain_reading(seconds, tokens, now);
-        } else {
-            self.costs.note_plain(seconds, tokens, self.concurrency.ours(), now);
+        let reading = self.concurrency.read_within(seconds, now);
+        let by = Disturbance {
+            reading: reading || self.concurrency.continued_within(seconds, now),
+            shared: !self.concurrency.all_plain(),
+            resumed: false,
+        };
+        self.costs.note_plain(seconds, tokens, self.concurrency.ours(), by);
+        // Plain decoding is slower with concurrent verify requests; speculation has to beat the
+        // pace that it
+        // has without them.
+        if !self.concurrency.all_plain() && !reading {
+            self.book(tokens as f64, seconds, true);
         }
         self.passed(seconds);
     }
@@ -156,16 +172,14 @@ impl Measurements<'_> {
     /// or all of an unstreamed answer. `chosen`: as in [`Self::note_round`]. Returns the
     /// plain tokens won, negative if lost.
     pub fn plain_resumed(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
-        if !self.concurrency.read_within(seconds, now) {
-            self.costs.resumed(seconds, tokens, now);
-        }
+        let reading = self.concurrency.read_within(seconds, now);
+        let by = Disturbance { reading, shared: !self.concurrency.all_plain(), resumed: true };
+        self.costs.note_plain(seconds, tokens, self.concurrency.ours(), by);
         self.continued(seconds, tokens, chosen, now)
     }
 
     /// As [`Self::plain_resumed`], of a plain request that continues another one.
     pub fn continued(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
-        // Their time includes that of the request, so it does not show the pace.
-        self.costs.plain_concurrent(tokens);
         // Plain decoding would have waited for the prompt, too.
         let read = self.concurrency.read_within(seconds, now);
         let won = if read { 0.0 } else { self.book(tokens as f64, seconds, chosen) };
@@ -183,7 +197,6 @@ impl Measurements<'_> {
     /// operator has fixed loses is not booked. Returns the plain tokens won, negative if lost.
     pub fn note_round(&mut self, tokens: usize, seconds: f64, lost: f64, chosen: bool) -> f64 {
         self.passed(seconds);
-        self.costs.speculated(seconds / self.concurrency.ours().max(1) as f64);
         self.book(tokens as f64, seconds + lost, chosen)
     }
 
@@ -216,9 +229,10 @@ impl Measurements<'_> {
 
     /// Notes that `seconds` have passed for a session of ours.
     fn passed(&mut self, seconds: f64) {
-        let ours = self.concurrency.ours().max(1) as f64;
-        self.regret_budget.passed(seconds / ours, self.costs.regret_capacity());
-        self.budget.passed(seconds / ours);
+        let each = seconds / self.concurrency.ours().max(1) as f64;
+        self.regret_budget.passed(each, self.costs.regret_capacity());
+        self.budget.passed(each);
+        self.costs.passed(each);
     }
 
     /// Expected number of tokens still to come of an output of `done` tokens.
@@ -237,7 +251,7 @@ impl Measurements<'_> {
 struct Snapshot<C, A, E> {
     now: Tick,
     costs: C,
-    regret_budgets: A,
+    regret_budget: A,
     engine_start: E,
 }
 
@@ -292,11 +306,11 @@ impl Control {
         let saved = serde_json::to_value(Snapshot {
             now,
             costs: &replica.costs,
-            regret_budgets: &replica.regret_budgets,
+            regret_budget: &replica.regret_budget,
             engine_start,
         })?;
         learnable(&saved)?;
-        Snapshot::<Costs, RegretBudgets, EngineStartState>::deserialize(&saved).map(|_| saved)
+        Snapshot::<Costs, RegretBudget, EngineStartState>::deserialize(&saved).map(|_| saved)
     }
 
     /// Forgets the measurements, except the state of requests in flight and the numbers of the
@@ -304,7 +318,7 @@ impl Control {
     pub fn forget(&self) {
         {
             let (replica, engine_start) = &mut *self.states.lock();
-            (replica.costs, replica.regret_budgets) = (Costs::default(), RegretBudgets::default());
+            (replica.costs, replica.regret_budget) = (Costs::default(), RegretBudget::default());
             *engine_start = EngineStartState {
                 models: std::mem::take(&mut engine_start.models),
                 ..EngineStartState::default()
@@ -320,13 +334,13 @@ impl Control {
     /// it may overflow.
     pub fn restored(saved: serde_json::Value, rest: Duration) -> serde_json::Result<Self> {
         learnable(&saved)?;
-        let Snapshot { now, mut costs, regret_budgets, engine_start }: Snapshot<
+        let Snapshot { now, mut costs, regret_budget, engine_start }: Snapshot<
             Costs,
-            RegretBudgets,
+            RegretBudget,
             EngineStartState,
         > = serde_json::from_value(saved)?;
-        costs.age(now.after(rest));
-        let replica = ReplicaState { costs, regret_budgets, ..ReplicaState::default() };
+        costs.age(now.after(rest), rest.as_secs_f64());
+        let replica = ReplicaState { costs, regret_budget, ..ReplicaState::default() };
         Ok(Self { states: Mutex::new((replica, engine_start)) })
     }
 
@@ -349,14 +363,14 @@ impl Control {
     /// lock. A call within `work` deadlocks.
     pub fn with<T>(&self, work: impl FnOnce(&mut Measurements<'_>) -> T) -> T {
         let (replica, engine_start) = &mut *self.states.lock();
-        let concurrency = replica.costs.concurrency_size();
         work(&mut Measurements {
             survival: &mut engine_start.survival,
             costs: &mut replica.costs,
-            regret_budget: replica.regret_budgets.of(concurrency),
+            regret_budget: &mut replica.regret_budget,
             concurrency: &mut replica.concurrency,
             budget: &mut replica.budget,
             classes: &mut engine_start.classes,
+            drift: &mut engine_start.drift,
             length: &mut engine_start.length,
         })
     }
@@ -462,6 +476,8 @@ mod tests {
     use crate::draft::DrafterId;
     use crate::words::VerifyMethod;
 
+    const ALONE: Shared = Shared { concurrent: 0.0, waits: 0.0, modelled: 0, reading: false };
+
     #[test]
     fn rejected_tokens_use_up_the_budget_next_to_others_and_a_fixed_length_books_nothing() {
         let (control, way) = (Control::new(), Way::by(VerifyMethod::Tree, 300));
@@ -473,8 +489,8 @@ mod tests {
             assert!((learnt.regret_remaining() - left).abs() < 1e-9);
             learnt.note_round(1, 0.2, 0.0, true);
             assert!(learnt.regret_remaining() < left - 1.0);
-            for nodes in [0, 8] {
-                learnt.costs.verified(way, nodes, 0.02 + 0.001 * nodes as f64, Tick(0));
+            for nodes in [0, 8].repeat(50) {
+                learnt.costs.verified(way, nodes, ALONE, 0.02 + 0.001 * nodes as f64);
             }
             learnt.rejected(way, 10_000);
             assert!(learnt.budget.may_begin(), "there are no others");
@@ -501,7 +517,7 @@ mod tests {
         let class = Class::new(DrafterId::model(control.model("small")), TemperatureBucket::Mid, 7);
         control.with(|learnt| {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, now));
-            (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
+            (0..8).for_each(|_| learnt.costs.verified(way, 4, ALONE, 0.03));
             (0..50).for_each(|_| learnt.classes.push(class, Round::new(4, 4, 3)));
             learnt.note_round(20, 0.1, 0.0, true);
         });
@@ -512,25 +528,32 @@ mod tests {
         let figures = |control: &Control| {
             control.with(|learnt| {
                 let rounds = learnt.classes.of(class).map(|rounds| rounds.count());
-                (learnt.costs.plain_token(), learnt.costs.verify(way, 4), rounds, learnt.regret_remaining())
+                (
+                    learnt.costs.plain_token(),
+                    learnt.costs.verify(way, 4, ALONE),
+                    rounds,
+                    learnt.regret_remaining(),
+                )
             })
         };
-        assert_eq!(figures(&control), figures(&read));
+        let (saved, read_back) = (figures(&control), figures(&read));
+        assert!((saved.0.unwrap() - read_back.0.unwrap()).abs() < 1e-4, "{saved:?} {read_back:?}");
+        assert!((saved.1 - read_back.1).abs() < 0.01 && saved.2 == read_back.2, "{saved:?} {read_back:?}");
         assert_eq!((read.model("large"), read.model("small"), read.model("large")), (1, 0, 1));
-        let next = |control: &Control, now| {
+        let next = |control: &Control| {
             control.with(|learnt| {
-                learnt.costs.verified(way, 4, 0.06, now);
-                learnt.costs.verify(way, 4)
+                learnt.costs.verified(way, 4, ALONE, 0.06);
+                learnt.costs.verify(way, 4, ALONE)
             })
         };
-        assert!(next(&read, Tick(0)) > next(&control, now) + 0.01, "a new measurement weighs more");
+        assert!(next(&read) > next(&control) + 0.005, "a new measurement weighs more");
         assert!(Control::restored(serde_json::json!({ "now": 1 }), Duration::ZERO).is_err());
     }
 
     #[test]
     fn what_takes_long_while_a_prompt_is_read_shows_no_pace_and_loses_nothing() {
         let control = std::sync::Arc::new(Control::new());
-        let (way, mut now) = (Way::by(VerifyMethod::Score, 300), Tick(90_000_000));
+        let mut now = Tick(90_000_000);
         let mut plain = |seconds| {
             now = now.after(Duration::from_secs_f64(seconds));
             control.with(|learnt| learnt.note_plain(seconds, 1, now));
@@ -556,36 +579,12 @@ mod tests {
         let _second = Presence::new(std::sync::Arc::clone(&control));
         let left = || control.with(|learnt| learnt.regret_remaining());
         let (before, third) = (left(), Presence::reading(std::sync::Arc::clone(&control)));
-        control.with(|learnt| {
-            learnt.costs.verified(way, 4, 0.06, now);
-            learnt.note_plain(0.25, 1, now);
-            let expected = learnt.costs.verify(way, 4);
-            let little = expected + costs::READING * (0.3 - expected);
-            assert!((learnt.without_reading(way, 4, 0.3, now) - little).abs() < 1e-9);
-            assert!((learnt.without_reading(way, 4, 0.01, now) - 0.01).abs() < 1e-9);
-        });
+        control.with(|learnt| learnt.note_plain(0.25, 1, now));
         assert!((left() - before).abs() < 0.7, "{} {before}", left());
         drop(third);
         let later = now.after(Duration::from_secs(1));
-        control.with(|learnt| {
-            learnt.note_plain(0.25, 1, later);
-            assert!((learnt.without_reading(way, 4, 0.3, later) - 0.3).abs() < 1e-9);
-        });
+        control.with(|learnt| learnt.note_plain(0.25, 1, later));
         assert!(left() < before - 2.0, "{} {before}", left());
-    }
-
-    #[test]
-    fn an_old_pace_is_given_up_where_prompts_are_always_read() {
-        let control = std::sync::Arc::new(Control::new());
-        let now = Tick(90_000_000);
-        let _request = Presence::reading(std::sync::Arc::clone(&control));
-        control.with(|learnt| {
-            (0..40).for_each(|_| learnt.costs.note_plain(0.04, 1, 1, now));
-            learnt.costs.speculated(0.04 * 2_000.0);
-            assert!(learnt.costs.pace_is_old());
-            (0..130).for_each(|_| learnt.note_plain(0.25, 1, now));
-            assert!(!learnt.costs.pace_is_old(), "speculation would never be allowed again");
-        });
     }
 
     #[test]

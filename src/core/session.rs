@@ -23,7 +23,7 @@ pub use start::{
 use crate::control::costs::Basis;
 use crate::draft::Tree;
 use crate::units::TokenId;
-use crate::words::{Ledger, PlainReason, Proposal, VerifyMethod, VerifyResult};
+use crate::words::{Conditions, Ledger, PlainReason, Proposal, VerifyMethod, VerifyResult};
 
 /// Estimated memory of a session with `tokens` tokens of prompt and output, bytes, without its
 /// lookups, which report theirs: the ids, their text, and a verify request in flight.
@@ -261,7 +261,7 @@ pub struct PartsSeen {
 }
 
 /// A round whose verification result decided at least one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Judging {
     /// Its verify request.
     pub call: ActionId,
@@ -271,6 +271,8 @@ pub struct Judging {
     pub accepted: u32,
     /// Nodes of its longest branch.
     pub depth: u32,
+    /// Its conditions.
+    pub conditions: Conditions,
 }
 
 /// Token ids of a request that are in doubt.

@@ -4,6 +4,7 @@
 //! PURE, and below every other module but `units`, so that no two modules or crates depend on each
 //! other for a name.
 
+mod conditions;
 pub mod context;
 mod gate;
 mod ledger;
@@ -16,6 +17,7 @@ mod reason;
 mod structure;
 pub mod verify_result;
 
+pub use conditions::Conditions;
 pub use context::TokenContext;
 pub use gate::Gate;
 pub use ledger::{DriftLimits, Ledger};

@@ -64,6 +64,8 @@ pub struct Batch {
     most: usize,
     context: usize,
     vocabulary: TokenId,
+    /// Maximum rows of a step.
+    sequences: usize,
     rows: HashMap<u32, Row>,
     tokens: usize,
     costs: StepCosts,
@@ -103,6 +105,7 @@ impl Batch {
             most: usize::from(hello.most),
             context: (hello.context as usize).min(ROW_TOKENS),
             vocabulary: hello.vocabulary,
+            sequences: usize::from(hello.rows).max(1),
             rows: HashMap::new(),
             tokens: 0,
             costs: StepCosts::default(),
@@ -195,9 +198,10 @@ impl Batch {
     /// Notes what the last step cost, emitted and accepted.
     fn note(&mut self, step: &Step) {
         let mut drafted = 0;
+        let load = step.rows.len() as f64 / self.sequences as f64;
         for of_row in &step.rows {
             drafted += usize::from(of_row.scheduled);
-            self.note_row(of_row);
+            self.note_row(of_row, load);
         }
         let rows = step.rows.iter().filter(|row| row.sampled > 0).count();
         self.totals.rows = rows;
@@ -220,7 +224,7 @@ impl Batch {
         self.totals.wasted += (-won).max(0.0) + waited;
     }
 
-    fn note_row(&mut self, of_row: &StepRow) {
+    fn note_row(&mut self, of_row: &StepRow, load: f64) {
         let Some(row) = self.rows.get_mut(&of_row.row) else { return };
         if row.text().len() + of_row.tokens.len() != of_row.length as usize
             || of_row.length as usize > self.context
@@ -230,7 +234,7 @@ impl Batch {
         }
         self.tokens += of_row.tokens.len();
         row.joined.emitted(of_row.tokens.len() as u64);
-        if let Some(round) = row.stepped(of_row, &mut self.acceptance) {
+        if let Some(round) = row.stepped(of_row, load, &mut self.acceptance) {
             self.totals.drafted += u64::from(round.drafted);
             self.totals.accepted += u64::from(round.accepted);
             row.joined.note(round);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use foretell_core::draft::{LookupSpec, Ngram, Scope, Shared, Source};
 use foretell_core::units::TokenId;
-use foretell_core::words::{PlainReason, Reason};
+use foretell_core::words::{Conditions, PlainReason, Reason};
 use parking_lot::{Mutex, RwLock};
 
 /// Takes the prompt and the output of a row that has ended.
@@ -68,13 +68,14 @@ impl Terms {
 }
 
 /// One step in which draft tokens of a request were verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Round {
     pub drafter: Source,
     /// Draft tokens that the engine verified.
     pub drafted: u32,
     /// Those that it accepted.
     pub accepted: u32,
+    pub conditions: Conditions,
 }
 
 /// A request of the proxy: its terms, and what its rows have done.

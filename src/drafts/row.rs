@@ -7,7 +7,7 @@ use foretell_core::control::TemperatureBucket;
 use foretell_core::draft::merge::merge;
 use foretell_core::draft::{Budget, DrafterId, Feedback, Lookup, Merged, Origin, Source, Tree};
 use foretell_core::units::TokenId;
-use foretell_core::words::Shape;
+use foretell_core::words::{Conditions, Shape};
 use foretell_net::http::memory::Reservation;
 
 use crate::chain::{Chain, drafter, evidence};
@@ -58,7 +58,7 @@ impl Lookups {
 /// One row.
 pub(crate) struct Row {
     pub(crate) joined: Arc<Joined>,
-    temperature: TemperatureBucket,
+    temperature: f64,
     text: Vec<TokenId>,
     prompt: usize,
     /// `None` until its text has been indexed.
@@ -75,7 +75,7 @@ impl Row {
     pub(crate) fn new(joined: Arc<Joined>, prompt: usize, temperature: f32, memory: Reservation) -> Self {
         Self {
             joined,
-            temperature: TemperatureBucket::of(f64::from(temperature)),
+            temperature: f64::from(temperature),
             text: Vec::new(),
             prompt,
             lookups: None,
@@ -112,15 +112,17 @@ impl Row {
         self.lookups = Some(lookups);
     }
 
-    /// Takes what a step emitted, and learns from it; the round, if draft tokens were verified.
-    pub(crate) fn stepped(&mut self, step: &StepRow, all: &mut Acceptance) -> Option<Round> {
+    /// Takes what a step emitted at this load, and learns from it; the round, if draft tokens were
+    /// verified.
+    pub(crate) fn stepped(&mut self, step: &StepRow, load: f64, all: &mut Acceptance) -> Option<Round> {
         self.text.extend_from_slice(&step.tokens);
         let factor = &mut self.factor;
         self.chain.take_if(|chain| !chain.follow(&step.tokens, all, factor));
         let drafter = self.sent.take()?;
         let drafted = u32::from(step.scheduled);
         let accepted = u32::from(step.sampled.saturating_sub(1)).min(drafted);
-        (drafted > 0).then_some(Round { drafter, drafted, accepted })
+        let conditions = Conditions { temperature: self.temperature, load, tolerance: 0.0 };
+        (drafted > 0).then_some(Round { drafter, drafted, accepted, conditions })
     }
 
     /// The likeliest chain of at most `room` tokens after its text, with survival probabilities;
@@ -130,9 +132,9 @@ impl Row {
         lookups.read(&self.text, self.prompt);
         let budget = Budget { nodes: room, depth: room };
         let drafts: Vec<Tree> = lookups.drafters.iter().map(|drafter| drafter.draft(budget)).collect();
-        let (factor, temperature) = (&self.factor, self.temperature);
-        let merged = merge(&drafts, budget, Shape::Chain, |vote, _, position| {
-            let (evidence, prior) = evidence(vote, temperature);
+        let (factor, temperature) = (&self.factor, TemperatureBucket::of(self.temperature));
+        let merged = merge(&drafts, budget, Shape::Chain, |vote, company, position| {
+            let (evidence, prior) = evidence(vote, company, temperature);
             all.in_row(factor, evidence, position, prior)
         });
         if self.chain.is_none() {

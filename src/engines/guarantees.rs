@@ -228,8 +228,8 @@ shows the result for your server and your request.
 to the last bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's sample
 at its position, so the distribution is the engine's. With a seed a request is speculated on only where the engine's
 noise is a function of the seed and the position (`onnx`; vLLM where the probe has seen it): then the text is identical;
-elsewhere it is passed through. A policy may choose a lossy rule: then the distribution of outputs is within `max_drift`
-of the engine's in total variation (with `max_drift: null`, within the mean drift of outputs), and each answer
+elsewhere it is passed through. A policy may choose a lossy rule: then the distribution of outputs is within the mean
+drift of outputs of the engine's in total variation (and within `max_drift`, if it is set), and each answer
 reports its drift, for example 0.08 of at most 0.20; that figure of a single answer is no guarantee.
 
 An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and

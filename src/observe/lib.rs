@@ -29,7 +29,7 @@ pub use record::Record;
 use coverage::Coverage;
 use coverage::streak::{Change, Streak};
 use foretell_core::session::Balance;
-use foretell_core::words::{Ledger, Reason, VerifyMethod};
+use foretell_core::words::{Conditions, Ledger, Reason, VerifyMethod};
 use foretell_wire::openai::{Api, Path};
 use history::History;
 use http::HeaderMap;
@@ -55,6 +55,7 @@ pub struct Round {
     pub draft: Duration,
     /// Time from sending the verify request to its result.
     pub verify: Duration,
+    pub conditions: Conditions,
 }
 
 impl Round {
@@ -62,7 +63,8 @@ impl Round {
     pub fn injected(round: foretell_drafts::joins::Round) -> Self {
         let (drafted, accepted) = (round.drafted, round.accepted);
         let (number, at, draft, verify) = (0, Duration::ZERO, Duration::ZERO, Duration::ZERO);
-        Self { drafted, accepted, depth: drafted, number, at, drafter: round.drafter.name(), draft, verify }
+        let (drafter, conditions) = (round.drafter.name(), round.conditions);
+        Self { drafted, accepted, depth: drafted, number, at, drafter, draft, verify, conditions }
     }
 
     /// True if the engine verified it inside its step.

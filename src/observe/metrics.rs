@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use crate::{Calls, Round, Speculation, Timing, TokenUsage};
     use foretell_core::session::Balance;
-    use foretell_core::words::VerifyMethod;
+    use foretell_core::words::{Conditions, VerifyMethod};
     use foretell_wire::openai::Path;
 
     fn value(text: &str, line: &str) -> Option<f64> {
@@ -250,6 +250,7 @@ mod tests {
             drafter: "prompt_lookup",
             draft: Duration::from_micros(7),
             verify: Duration::from_millis(3),
+            conditions: Conditions { temperature: 0.7, load: 0.3, tolerance: 0.2 },
         };
         metrics.finish(&Finished {
             model: Some("m".to_owned()),
@@ -292,6 +293,11 @@ mod tests {
         assert_eq!([0, 1, 2].map(|position| positions("accepted", position)), [Some(1.0), Some(1.0), None]);
         assert_eq!([0, 2, 3].map(|position| positions("draft", position)), [Some(2.0), Some(2.0), Some(1.0)]);
         assert_eq!(value(&text, "foretell_saved_seconds_total{policy=\"ide\"}"), Some(1.5));
+        let of = r#"{load="0.25-0.5",temperature="0.5-0.9"}"#;
+        assert_eq!(value(&text, &format!("foretell_gamma_sum{of}")), Some(7.0));
+        assert_eq!(value(&text, &format!("foretell_accepted_sum{of}")), Some(2.0));
+        assert_eq!(value(&text, "foretell_tolerance{policy=\"ide\"}"), Some(0.2));
+        assert_eq!(value(&text, "foretell_load{backend=\"b\"}"), Some(0.3));
         assert_eq!(value(&text, "foretell_verify_requests_total{backend=\"b\",method=\"score\"}"), Some(2.0));
         assert_eq!(
             value(&text, "foretell_extra_prefill_tokens_total{backend=\"b\",source=\"reported\"}"),
@@ -316,6 +322,7 @@ mod tests {
             drafter: "suffix",
             draft: Duration::ZERO,
             verify: Duration::ZERO,
+            conditions: Conditions::default(),
         };
         metrics.finish(&Finished {
             speculation: Speculation { rounds: vec![round], ..Speculation::default() },

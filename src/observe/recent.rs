@@ -162,6 +162,7 @@ mod tests {
             drafter: "model",
             draft,
             verify,
+            conditions: foretell_core::words::Conditions::default(),
         };
         let mut finished = Finished::new(Path::Speculated, "b");
         finished.speculation.rounds = vec![round; 300];

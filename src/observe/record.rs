@@ -408,14 +408,14 @@ impl Record {
             let requests: Vec<Open> = self.open.drain(..until).collect();
             let Some(&Open { number, drafter, since, computed, .. }) = requests.last() else { return };
             let draft = requests.iter().map(|open| open.draft).sum();
-            let Judging { drafted, accepted, depth, .. } = *round;
+            let Judging { drafted, accepted, depth, conditions, .. } = *round;
             match computed {
                 Some(computed) => calls.reported += u64::from(computed.saturating_sub(accepted + 1)),
                 None => calls.estimated += u64::from(drafted.saturating_sub(accepted)),
             }
             let verify = since.elapsed();
             let at = since.saturating_duration_since(self.started);
-            rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
+            rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify, conditions });
         }
     }
 
@@ -483,6 +483,7 @@ fn truncated(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use foretell_core::words::Conditions;
 
     fn observer() -> Arc<Observer> {
         Arc::new(Observer::new().unwrap())
@@ -517,7 +518,13 @@ mod tests {
         record.drafted(Duration::from_millis(2));
         record.verifying(ActionId(1), 1, "prompt_lookup", 4, VerifyMethod::Tree);
         record.computed(ActionId(1), Some(7));
-        summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3, depth: 4 });
+        summary.round(Judging {
+            call: ActionId(1),
+            drafted: 4,
+            accepted: 3,
+            depth: 4,
+            conditions: Conditions::default(),
+        });
         record.summarise(&summary);
         // A verify request without a result is not a round, nor is one that was dropped.
         record.verifying(ActionId(2), 2, "prompt_lookup", 4, VerifyMethod::Tree);
@@ -525,7 +532,13 @@ mod tests {
         record.verifying(ActionId(3), 3, "model", 2, VerifyMethod::FanOut);
         record.verifying(ActionId(4), 4, "model", 5, VerifyMethod::FanOut);
         record.dropped(ActionId(4));
-        summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0, depth: 2 });
+        summary.round(Judging {
+            call: ActionId(3),
+            drafted: 2,
+            accepted: 0,
+            depth: 2,
+            conditions: Conditions::default(),
+        });
         record.summarise(&summary);
         record.status(StatusCode::OK);
         let calls = record.so_far().speculation.calls;

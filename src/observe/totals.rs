@@ -254,7 +254,8 @@ mod tests {
 
     fn round(drafter: &'static str, drafted: u32, accepted: u32) -> Round {
         let (draft, verify) = (Duration::from_millis(1), Duration::from_millis(20));
-        Round { drafted, accepted, depth: drafted, number: 1, at: draft, drafter, draft, verify }
+        let conditions = foretell_core::words::Conditions::default();
+        Round { drafted, accepted, depth: drafted, number: 1, at: draft, drafter, draft, verify, conditions }
     }
 
     fn completion(path: Path, reason: Option<Reason>) -> Finished {

@@ -66,7 +66,6 @@ impl Ruling {
             gamma_max: gamma(policy.gamma.max),
             gamma_fixed: policy.gamma.fixed.map(gamma),
             margin: policy.gamma.margin,
-            stay: policy.gamma.stay,
             kind: kind(&policy.name, route),
             min_acceptance: policy.gates.acceptance,
             max_gap: Some(policy.gates.max_gap),

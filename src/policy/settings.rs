@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::form::{As, Delay, Period};
-use foretell_core::control::{MARGIN, STAY};
+use foretell_core::control::MARGIN;
 pub use foretell_core::draft::Scope;
 use foretell_core::draft::{LookupSpec, Source};
 use foretell_core::session::GAMMA_MAX;
@@ -62,12 +62,10 @@ pub struct Gamma {
     /// sweeps.
     #[schemars(range(min = 1, max = GAMMA_MAX))]
     pub fixed: Option<u32>,
-    /// Predicted gain over plain decoding that is required to start speculating; 0.10 is 10 %.
+    /// Predicted gain over plain decoding that is required to start speculating (0.10 is 10 %),
+    /// and half of it to go on.
     #[schemars(range(min = 0, max = 1))]
     pub margin: f64,
-    /// Predicted gain over plain decoding that is required to continue.
-    #[schemars(range(min = 0, max = 1))]
-    pub stay: f64,
 }
 
 /// Limits beyond which sessions decode plainly for a while.
@@ -117,7 +115,7 @@ pub struct Holdback {
 
 impl Default for Gamma {
     fn default() -> Self {
-        Self { max: GAMMA_MAX as u32, fixed: None, margin: MARGIN, stay: STAY }
+        Self { max: GAMMA_MAX as u32, fixed: None, margin: MARGIN }
     }
 }
 

@@ -161,7 +161,7 @@ impl SessionRunner {
             if let Some(signal) = &signal {
                 learnt.set_signal(signal);
             }
-            Some(forecast(learnt, &prospective, self.clock.now()))
+            Some(forecast(learnt, &prospective))
         })
     }
 

@@ -52,12 +52,12 @@ GAMMA, HEAD_GAMMA = "8", "4"
 CURVES = "{ temperature: [[0.0, 0.0], [0.4, 0.2], [0.7, 0.35], [1.0, 0.5]], load: [[0.0, 0.4], [1.0, 1.0]], max: 0.5 }"
 RULES = {
     "exact": "{ rule: exact }",
-    "ears": f"{{ rule: ears, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
-    "ears_kappa": f"{{ rule: ears, kappa: 0.3, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
+    "ears": f"{{ rule: ears, tolerance: {CURVES}, drift_per_100_tokens: 100 }}",
+    "ears_kappa": f"{{ rule: ears, kappa: 0.3, tolerance: {CURVES}, drift_per_100_tokens: 100 }}",
 }
 # as Medusa's authors published it, and within the default limits of drift
 TYPICAL = "rule: typical, tolerance: { temperature: [[0.0, 0.0], [0.01, 1.0]], max: 1.0 }"
-RULES["typical"] = f"{{ {TYPICAL}, max_drift: null, max_drift_rate: 1.0 }}"
+RULES["typical"] = f"{{ {TYPICAL}, drift_per_100_tokens: 100 }}"
 RULES["typical_bounded"] = f"{{ {TYPICAL} }}"
 RULES["auto"] = RULES["ears"]
 RULES["plain"] = RULES["exact"]

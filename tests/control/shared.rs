@@ -1,7 +1,6 @@
 //! Sidecars that share their measurements: how soon a new one is as fast as one that has settled.
 
 use foretell_core::control::{Control, SharedCosts, SharedModel};
-use foretell_core::units::Tick;
 use foretell_lab::sim::drafter::DrafterSpec;
 use foretell_lab::sim::engine::EngineSpec;
 use foretell_lab::sim::grid::Drafters;
@@ -43,10 +42,10 @@ fn a_new_replica_of_a_known_model_is_soon_as_fast_as_one_that_has_settled() {
         plain / seconds(&World::play_from(of(Mode::Auto, 1), begin).expect("exact").0.served)
     };
     let alone = speed(&|_| {});
-    let sidecar = speed(&|control| control.lend(&model, &costs, Tick(0)));
+    let sidecar = speed(&|control| control.lend(&model, &costs));
     let probed = SharedCosts::default().or_probed(&costs);
-    let replica = speed(&|control| control.lend(&model, &probed, Tick(0)));
-    let unknown = speed(&|control| control.lend(&SharedModel::default(), &costs, Tick(0)));
+    let replica = speed(&|control| control.lend(&model, &probed));
+    let unknown = speed(&|control| control.lend(&SharedModel::default(), &costs));
     println!(
         "{name} {}: settled {last:.2}; first {TEXTS} requests alone {alone:.2}, of a new sidecar {sidecar:.2}, \
          of a new replica {replica:.2}, with the costs alone {unknown:.2}",

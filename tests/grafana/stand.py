@@ -58,7 +58,7 @@ gamma: { fixed: 4 }
     "20-lossy": """match: { headers: { x-kind: [lossy] } }
 drafters: [{ kind: prompt_lookup }, { kind: model, model: draft-same, vocabulary: same }]
 gamma: { fixed: 4 }
-accept: { rule: ears, tolerance: { max: 0.5 }, max_drift: 1, max_drift_rate: 0.5 }
+accept: { rule: ears, tolerance: { max: 0.5 }, max_drift: 1, drift_per_100_tokens: 50 }
 """,
     "30-shadow": """mode: shadow
 match: { headers: { x-kind: [shadow] } }

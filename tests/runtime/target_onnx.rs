@@ -226,7 +226,7 @@ async fn ten_thousand_draws_of_one_position_lie_within_the_ledger() {
             rule,
             tolerance: Tolerance { max: 1.0, ..Tolerance::default() },
             max_drift: None,
-            max_drift_rate: 1.0,
+            drift_per_100_tokens: 100.0,
         };
         let (mut kept, mut own, mut charged) = (0_usize, 0_usize, 0.0);
         for (number, &sample) in samples.iter().enumerate() {
@@ -240,6 +240,9 @@ async fn ten_thousand_draws_of_one_position_lie_within_the_ledger() {
                 output: 0,
                 tolerance,
                 coupled: false,
+                expected: 1.0,
+                price: 0.0,
+                worth: &[],
                 free: &|_| true,
             };
             let token = judge.walk(&judged).unwrap().tokens[0];

@@ -176,8 +176,9 @@ fn a_policy_file_is_understood() {
     );
     assert_eq!(lossy.accept.rule, Rule::Ears { kappa: 0.3 });
     assert_eq!(lossy.accept.tolerance.temperature, [(0.0, 0.0), (1.0, 0.3)]);
-    assert_eq!((lossy.accept.max_drift, lossy.accept.max_drift_rate), (Some(0.2), 0.02));
-    assert_eq!(policy("accept: { rule: ears, max_drift: null }").accept.max_drift, None);
+    assert_eq!((lossy.accept.max_drift, lossy.accept.drift_per_100_tokens), (None, 2.0));
+    let usual = policy("accept: { rule: ears, max_drift: 0.5 }").accept;
+    assert_eq!((usual.max_drift, usual.tolerance.at(1.0, 0.0)), (Some(0.5), 1.0));
 }
 
 #[test]
@@ -481,7 +482,7 @@ fn a_named_file_that_is_not_there_is_an_error() {
 fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let policy = "version: 1\nname: x\ndrafters:\n- { kind: prompt_lookup }\n- { kind: suffix }\n\
-                  - kind: model\n  model: m\n  vocabulary: slem\naccept: { rule: typical, max_drift: null }\n\
+                  - kind: model\n  model: m\n  vocabulary: slem\naccept: { rule: typical, tolerance: { max: 0 } }\n\
                   gates:\n  waiting: 3\n  max_gap: 1s\ngamma: { fixed: 4 }\n";
     write(folder.path(), "policies/a.yaml", policy);
     write(
@@ -498,13 +499,11 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     assert_eq!(
         told,
         [
-            "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
-             max_drift_rate, and each answer reports its drift",
-            "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without limit: max_drift_rate \
-             allows more with every token",
+            "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within \
+             drift_per_100_tokens and max_drift, and each answer reports its drift",
             "/policies/a.yaml:13: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps",
             "tenant.header: x-t is never trusted: tenant.trusted_peers is empty",
-            "policy x: accept.rule: typical relaxes nothing: tolerance.max is 0 or not set",
+            "policy x: accept.rule: typical relaxes nothing: tolerance.max is 0",
             "policy y: it never applies: policy x before it has no match",
         ]
     );

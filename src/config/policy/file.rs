@@ -231,19 +231,19 @@ const fn delta() -> f64 {
 struct Lossy {
     /// How far the rule is relaxed: the product of two curves, capped.
     tolerance: Tolerance,
-    /// Maximum drift (total variation) of a whole output; null: no limit, so that the drift of long
-    /// outputs is unbounded.
+    /// Drift (total variation) that is allowed per 100 output tokens, on average so far. It is
+    /// spent where it saves most time.
+    #[schemars(range(min = 0, max = 100))]
+    drift_per_100_tokens: f64,
+    /// Maximum drift of an output, spread over its expected length; null: only the limit above.
     #[schemars(range(min = 0, max = 1))]
     max_drift: Option<f64>,
-    /// Maximum drift per output token, on average so far.
-    #[schemars(range(min = 0, max = 1))]
-    max_drift_rate: f64,
 }
 
 impl Default for Lossy {
     fn default() -> Self {
-        let Accept { tolerance, max_drift, max_drift_rate, .. } = Accept::default();
-        Self { tolerance, max_drift, max_drift_rate }
+        let Accept { tolerance, max_drift, drift_per_100_tokens, .. } = Accept::default();
+        Self { tolerance, max_drift, drift_per_100_tokens }
     }
 }
 
@@ -338,12 +338,8 @@ fn phrasebook(schemas: bool, phrases: Option<Vec<Phrase>>, at: Option<&At<'_>>) 
 }
 
 /// Warning of a lossy rule.
-const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, \
-                     and each answer reports its drift";
-
-/// Warning of a lossy rule without `max_drift`.
-const UNBOUNDED: &str =
-    "leaves the drift of a whole output without limit: max_drift_rate allows more with every token";
+const LOSSY: &str = "is lossy: texts may drift from the model's own, within drift_per_100_tokens and \
+                     max_drift, and each answer reports its drift";
 
 impl AcceptRule {
     fn settle(self, at: &At<'_>) -> Accept {
@@ -352,15 +348,12 @@ impl AcceptRule {
             Self::Ears { kappa, drift } => (Rule::Ears { kappa }, drift),
             Self::Typical { epsilon, delta, drift } => (Rule::Typical { epsilon, delta }, drift),
         };
-        let Lossy { tolerance, max_drift, max_drift_rate } = drift;
+        let Lossy { tolerance, max_drift, drift_per_100_tokens } = drift;
         let relaxed = at.key("tolerance");
         rising(&tolerance.temperature, 2, "temperature", &relaxed);
         rising(&tolerance.load, 1, "load", &relaxed);
         at.warn("rule", LOSSY);
-        if max_drift.is_none() {
-            at.warn("max_drift", UNBOUNDED);
-        }
-        Accept { rule, tolerance, max_drift, max_drift_rate }
+        Accept { rule, tolerance, max_drift, drift_per_100_tokens }
     }
 }
 

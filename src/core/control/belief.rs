@@ -37,17 +37,11 @@ impl Belief {
     /// Notes a measured time, seconds; it counts as at most three times a settled mean. Negative
     /// and non-finite times are ignored.
     pub fn observe(&mut self, seconds: f64, now: Tick) {
-        self.observe_of(seconds, 0.0, now);
-    }
-
-    /// As [`Self::observe`], for times that are often zero: the cap is three times the mean or
-    /// `scale` seconds, whichever is larger.
-    pub fn observe_of(&mut self, seconds: f64, scale: f64, now: Tick) {
         if !seconds.is_finite() || seconds < 0.0 {
             return;
         }
         let most = match self.known() {
-            Some(mean) if self.weight(now) >= SETTLED => mean.max(scale) * OUTLIER,
+            Some(mean) if self.weight(now) >= SETTLED => mean * OUTLIER,
             _ => f64::INFINITY,
         };
         self.count(seconds.min(most), now);
@@ -58,12 +52,6 @@ impl Belief {
         self.weight = (self.local_weight(now).max(0.0) + 1.0).min(MEMORY);
         self.mean += (value - self.mean) / self.weight;
         self.at = self.at.max(now);
-    }
-
-    /// Lowers the mean to `most`, in the mean's unit, if it is above.
-    pub fn cap(&mut self, most: f64) {
-        self.mean = self.mean.min(most);
-        self.lent.0 = self.lent.0.min(most * self.lent.1);
     }
 
     /// The mean; `None` before the first measurement.
@@ -98,11 +86,6 @@ impl Belief {
         std::mem::replace(&mut self.lent, lent) != lent
     }
 
-    /// True if something was measured here.
-    pub(super) fn is_measured(&self) -> bool {
-        self.weight > 0.0
-    }
-
     fn local_weight(&self, now: Tick) -> f64 {
         self.weight * IDLE_HALF_WEIGHT / (IDLE_HALF_WEIGHT + now.seconds_since(self.at))
     }
@@ -129,14 +112,6 @@ mod tests {
         steady.observe(0.080, at(1));
         idle.observe(0.080, at(3_600));
         assert!(steady.known().unwrap() < 0.046 && idle.known().unwrap() > 0.070, "{steady:?} {idle:?}");
-    }
-
-    #[test]
-    fn a_mean_of_zero_can_grow_again() {
-        let mut belief = Belief::default();
-        (0..8).for_each(|_| belief.observe_of(0.0, 0.02, at(0)));
-        (0..12).for_each(|_| belief.observe_of(0.05, 0.02, at(1)));
-        assert!(belief.known().unwrap() > 0.03, "{belief:?}");
     }
 
     #[test]

@@ -63,8 +63,8 @@ pub fn wins_switches(plain: f64, seconds: f64, switches: f64) -> bool {
 
 /// Default of the predicted gain over plain decoding that is required to start, as a share.
 pub const MARGIN: f64 = 0.10;
-/// The same to continue.
-pub const STAY: f64 = 0.05;
+/// The part of it that is required to go on.
+const TO_GO_ON: f64 = 0.5;
 
 /// Inputs of the choice between speculation and plain decoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,14 +129,13 @@ impl Outlook {
         self.value.gap * (self.empty - self.token) <= self.switch_in + self.switch_out
     }
 
-    /// True if a session that speculates goes on with this round. `stay`: share by which
-    /// speculation must be faster than plain decoding (0.05: 5 %); `gap`: consecutive empty rounds
-    /// before this one.
-    pub fn goes_on(&self, quote: Quote, stay: f64, gap: usize) -> bool {
+    /// True if a session that speculates goes on with this round. `margin`: as in [`Self::begins`],
+    /// half of which is required; `gap`: consecutive empty rounds before this one.
+    pub fn goes_on(&self, quote: Quote, margin: f64, gap: usize) -> bool {
         let (tokens, seconds) = (self.value.tokens + quote.tokens, self.value.seconds + quote.seconds);
         let rate = tokens / seconds.max(1e-9);
         // Leaving must be worth the switch, which is seldom so close to the end.
-        let loss = self.rest * ((1.0 + stay) / rate - self.token);
+        let loss = self.rest * ((1.0 + TO_GO_ON * margin) / rate - self.token);
         if loss > self.switch_out {
             return false;
         }
@@ -191,18 +190,18 @@ mod tests {
 
     #[test]
     fn short_gaps_are_passed_by_empty_rounds_and_long_ones_by_plain_decoding() {
-        assert!(OUTLOOK.goes_on(ROUND, 0.05, 0));
+        assert!(OUTLOOK.goes_on(ROUND, 0.10, 0));
         let short = Outlook { value: Value { gap: 3.0, ..VALUE }, ..OUTLOOK };
-        assert!(short.goes_on(NOTHING, 0.05, 0));
-        assert!(!short.goes_on(NOTHING, 0.05, 14), "that gap is longer than any should be");
-        assert!(!Outlook { value: Value { gap: 30.0, ..VALUE }, ..OUTLOOK }.goes_on(NOTHING, 0.05, 0));
+        assert!(short.goes_on(NOTHING, 0.10, 0));
+        assert!(!short.goes_on(NOTHING, 0.10, 14), "that gap is longer than any should be");
+        assert!(!Outlook { value: Value { gap: 30.0, ..VALUE }, ..OUTLOOK }.goes_on(NOTHING, 0.10, 0));
     }
 
     #[test]
     fn slow_speculation_is_left_unless_the_end_is_near() {
         let losing = Outlook { value: Value { seconds: 4.0, ..VALUE }, ..OUTLOOK };
         let weak = Quote { nodes: 1, tokens: 1.1, seconds: 0.14 };
-        assert!(!losing.goes_on(weak, 0.05, 0));
-        assert!(Outlook { rest: 2.0, ..losing }.goes_on(weak, 0.05, 0));
+        assert!(!losing.goes_on(weak, 0.10, 0));
+        assert!(Outlook { rest: 2.0, ..losing }.goes_on(weak, 0.10, 0));
     }
 }

@@ -7,7 +7,6 @@ use super::costs::{Basis, Way};
 use super::gates::{self, Closed, GateInputs};
 use super::state::Class;
 use super::{Measurements, RoundCosts};
-use crate::units::Tick;
 use crate::words::PlainReason;
 
 /// Minimum rounds of a class for a projection.
@@ -69,10 +68,10 @@ pub struct Prospective<'a> {
     pub forced: bool,
 }
 
-/// The forecast at `now` for a request, with the gain of its best drafter.
-pub fn forecast(learnt: &mut Measurements<'_>, request: &Prospective<'_>, now: Tick) -> Forecast {
+/// The forecast for a request, with the gain of its best drafter.
+pub fn forecast(learnt: &mut Measurements<'_>, request: &Prospective<'_>) -> Forecast {
     let classes = request.classes;
-    let round_costs = |model| RoundCosts::new(learnt, request.way, model, false);
+    let round_costs = |model| RoundCosts::new(learnt, request.way, model);
     let gain = classes.iter().filter_map(|class| gain(learnt, *class, &round_costs(class.drafter().number)));
     let gain = gain.max_by(|a, b| a.middle.total_cmp(&b.middle));
     let round_costs = round_costs(0);
@@ -80,11 +79,7 @@ pub fn forecast(learnt: &mut Measurements<'_>, request: &Prospective<'_>, now: T
         load: learnt.concurrency.load(),
         regret_budget: learnt.regret_remaining(),
         token: learnt.costs.plain_token(),
-        reasons: if request.forced {
-            forced(classes)
-        } else {
-            reasons(learnt, gain, request, &round_costs, now)
-        },
+        reasons: if request.forced { forced(classes) } else { reasons(learnt, gain, request, &round_costs) },
         gain,
     }
 }
@@ -127,13 +122,11 @@ fn reasons(
     gain: Option<Gain>,
     request: &Prospective<'_>,
     round_costs: &RoundCosts,
-    now: Tick,
 ) -> Vec<Closed> {
     let gates = gates::closed(GateInputs {
         learnt: &mut *learnt,
         speculating: false,
         first_token: request.first_token,
-        now,
     });
     let mut found: Vec<Closed> = gates.collect();
     if request.classes.is_empty() {
@@ -167,8 +160,9 @@ fn yields(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{Control, Round, TemperatureBucket};
+    use crate::control::{Control, Round, Shared, TemperatureBucket};
     use crate::draft::DrafterId;
+    use crate::units::Tick;
     use crate::words::VerifyMethod;
 
     const CLASS: Class = Class::new(DrafterId::model(0), TemperatureBucket::Greedy, 1);
@@ -187,10 +181,8 @@ mod tests {
                 forced: false,
             };
             control.with(|learnt| {
-                assert!(
-                    forecast(learnt, &Prospective { forced: true, ..request }, Tick(1)).reasons.len() <= 1
-                );
-                forecast(learnt, &request, Tick(1))
+                assert!(forecast(learnt, &Prospective { forced: true, ..request }).reasons.len() <= 1);
+                forecast(learnt, &request)
             })
         };
         let fresh = request(&[CLASS]);
@@ -201,7 +193,7 @@ mod tests {
             (0..40).for_each(|_| learnt.note_plain(0.1, 1, Tick(0)));
             for nodes in [0, 4] {
                 (0..8).for_each(|_| {
-                    learnt.costs.verified(Way::by(VerifyMethod::Tree, 40), nodes, 0.12, Tick(0));
+                    learnt.costs.verified(Way::by(VerifyMethod::Tree, 40), nodes, Shared::default(), 0.12);
                 });
             }
             (0..40).for_each(|_| learnt.classes.push(CLASS, Round::new(4, 0, 3)));
@@ -221,7 +213,12 @@ mod tests {
             control.with(|learnt| {
                 for (nodes, seconds) in [(1, 0.3), (4, 0.35)] {
                     (0..40).for_each(|_| {
-                        learnt.costs.verified(Way::by(VerifyMethod::Tree, 40), nodes, seconds, Tick(0));
+                        learnt.costs.verified(
+                            Way::by(VerifyMethod::Tree, 40),
+                            nodes,
+                            Shared::default(),
+                            seconds,
+                        );
                     });
                 }
                 let request = Prospective {
@@ -233,10 +230,7 @@ mod tests {
                     min_acceptance: 0.2,
                     forced: false,
                 };
-                forecast(learnt, &request, Tick(1))
-                    .reasons
-                    .iter()
-                    .any(|reason| reason.0 == PlainReason::MaxGap)
+                forecast(learnt, &request).reasons.iter().any(|reason| reason.0 == PlainReason::MaxGap)
             })
         };
         assert!(tight(0.1) && !tight(0.6));

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use super::Measurements;
-use crate::units::Tick;
 use crate::words::PlainReason;
 
 /// A reason not to speculate on a replica, with a sentence for the operator.
@@ -22,8 +21,6 @@ pub struct GateInputs<'a, 'b> {
     pub speculating: bool,
     /// The policy's greatest ratio of the times to first tokens with and without drafts.
     pub first_token: f64,
-    /// The present moment.
-    pub now: Tick,
 }
 
 /// A gate of the measurements.
@@ -34,16 +31,11 @@ struct MeasuredGate {
 }
 
 /// Every gate of the measurements, in the order in which they are checked.
-const MEASURED: [MeasuredGate; 5] = [
+const MEASURED: [MeasuredGate; 4] = [
     MeasuredGate {
         reason: PlainReason::NotMeasured,
         words: "the cost of a plain token on this replica is not measured yet",
         is_closed: |inputs| !inputs.is_measured(),
-    },
-    MeasuredGate {
-        reason: PlainReason::NotMeasured,
-        words: "the cost of a plain token on this replica is due to be remeasured",
-        is_closed: |inputs| inputs.is_measured() && inputs.pace_is_due(),
     },
     MeasuredGate {
         reason: PlainReason::Budget,
@@ -71,13 +63,6 @@ pub fn closed(mut inputs: GateInputs<'_, '_>) -> impl Iterator<Item = Closed> {
 impl GateInputs<'_, '_> {
     fn is_measured(&self) -> bool {
         self.learnt.costs.plain_token().is_some()
-    }
-
-    /// True if the plain pace has to be remeasured. A session that is alone goes on for longer.
-    fn pace_is_due(&self) -> bool {
-        let goes_on = self.speculating && self.learnt.concurrency.requests() <= 1;
-        let costs = &self.learnt.costs;
-        if goes_on { costs.pace_is_overdue() } else { costs.pace_is_old() }
     }
 
     fn is_within_budget(&self) -> bool {
@@ -190,7 +175,7 @@ mod tests {
             learnt.concurrency.set_signal(&QUIET);
             learnt.budget.wasted(0.11);
             let mut gates = |speculating| {
-                closed(GateInputs { learnt: &mut *learnt, speculating, first_token: 1.1, now: Tick(0) })
+                closed(GateInputs { learnt: &mut *learnt, speculating, first_token: 1.1 })
                     .map(|gate| gate.0)
                     .collect::<Vec<_>>()
             };

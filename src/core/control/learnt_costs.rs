@@ -4,7 +4,6 @@
 use serde::Serialize;
 
 use super::Measurements;
-use crate::units::Tick;
 
 /// The learnt costs of one replica.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,20 +25,21 @@ pub struct LearntCosts {
     pub verify: Vec<VerifyCosts>,
 }
 
-/// Costs at one concurrency; `None` where they were not measured.
+/// Costs at one concurrency.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PlainCosts {
-    /// Requests in flight, for instance `3-4`.
+    /// Requests in flight, for instance `4-7`.
     pub requests: &'static str,
     /// Seconds per plain token.
-    pub token_seconds: Option<f64>,
+    pub token_seconds: f64,
     /// Extra seconds of switching from plain decoding to speculation.
     pub switch_in_seconds: Option<f64>,
     /// Extra seconds of switching back.
     pub switch_out_seconds: Option<f64>,
 }
 
-/// Measured seconds of verify requests of one kind.
+/// Seconds of verify requests of one kind: the line in the request's draft tokens and in what it
+/// shares the engine with.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VerifyCosts {
     /// Verification method.
@@ -48,26 +48,21 @@ pub struct VerifyCosts {
     pub context: String,
     /// Requests in flight.
     pub requests: &'static str,
-    /// Plain requests are among these.
-    pub plain_neighbours: bool,
-    /// By draft nodes.
-    pub drafts: Vec<DraftCosts>,
-}
-
-/// Seconds of verify requests with one number of draft nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct DraftCosts {
-    /// Draft nodes.
-    pub nodes: usize,
-    /// Mean seconds from request to result.
-    pub seconds: f64,
-    /// Measurements that the mean is based on, of the last 8 and less after idle time.
-    pub weight: f64,
+    /// Without draft tokens.
+    pub base_seconds: f64,
+    /// Of each draft token.
+    pub token_seconds: f64,
+    /// Of each draft token of Foretell's other verify requests in flight.
+    pub concurrent_token_seconds: f64,
+    /// Of the wait for the step of plain requests.
+    pub wait_seconds: f64,
+    /// Measurements that count.
+    pub measurements: f64,
 }
 
 impl Measurements<'_> {
-    /// The learnt costs at `now`.
-    pub fn learnt_costs(&self, now: Tick) -> LearntCosts {
+    /// The learnt costs.
+    pub fn learnt_costs(&self) -> LearntCosts {
         let capacity = self.costs.regret_capacity();
         LearntCosts {
             requests: self.concurrency.ours() + self.concurrency.others(),
@@ -76,43 +71,40 @@ impl Measurements<'_> {
             regret_remaining_seconds: self.regret_budget.remaining(capacity),
             regret_capacity_seconds: capacity,
             plain: self.costs.learnt_plain().collect(),
-            verify: self.costs.learnt_verify(now).collect(),
+            verify: self.costs.learnt_verify().collect(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::costs::Shared;
     use super::super::{Control, Way};
     use super::*;
+    use crate::units::Tick;
     use crate::words::VerifyMethod;
 
     #[test]
     fn measured_costs_are_shown_and_others_are_not() {
-        let (control, now) = (Control::new(), Tick(90_000_000));
-        let shown = || control.with(|learnt| learnt.learnt_costs(now));
+        let control = Control::new();
+        let shown = || control.with(|learnt| learnt.learnt_costs());
         let before = shown();
         assert!(before.plain.is_empty() && before.verify.is_empty(), "{before:?}");
         control.with(|learnt| {
-            (0..20).for_each(|_| learnt.note_plain(0.02, 1, now));
-            for nodes in [4, 8] {
-                (0..3)
-                    .for_each(|_| learnt.costs.verified(Way::by(VerifyMethod::Score, 600), nodes, 0.03, now));
+            (0..20).for_each(|_| learnt.note_plain(0.02, 1, Tick(0)));
+            let way = Way::by(VerifyMethod::Score, 600);
+            for nodes in [0, 4, 8].repeat(100) {
+                learnt.costs.verified(way, nodes, Shared::default(), 0.02 + 0.001 * nodes as f64);
             }
             learnt.note_round(1, 0.06, 0.0, true);
         });
         let LearntCosts { plain, verify, regret_remaining_seconds, regret_capacity_seconds, .. } = shown();
         assert_eq!((plain.len(), plain[0].requests), (1, "1"));
-        assert!(
-            (plain[0].token_seconds.unwrap() - 0.02).abs() < 1e-9 && plain[0].switch_in_seconds.is_none()
-        );
+        assert!((plain[0].token_seconds - 0.02).abs() < 1e-4);
         assert_eq!(verify.len(), 1);
         assert_eq!((verify[0].method, verify[0].context.as_str()), ("score", "512-2047"));
-        let drafts: Vec<usize> = verify[0].drafts.iter().map(|draft| draft.nodes).collect();
-        assert_eq!(drafts, [4, 8]);
-        assert!(
-            verify[0].drafts.iter().all(|draft| (draft.seconds - 0.03).abs() < 1e-9 && draft.weight > 2.0)
-        );
-        assert!(regret_capacity_seconds >= 0.2 - 1e-9 && regret_remaining_seconds < regret_capacity_seconds);
+        assert!((verify[0].token_seconds - 0.001).abs() < 2e-4, "{verify:?}");
+        assert!((verify[0].base_seconds - 0.02).abs() < 1e-3, "{verify:?}");
+        assert!(regret_capacity_seconds >= 0.2 - 1e-3 && regret_remaining_seconds < regret_capacity_seconds);
     }
 }

@@ -5,7 +5,7 @@
 //! Nothing else is assumed, so the same figures show an operator the expected speedup and give a
 //! chooser its starting point.
 
-use super::{MARGIN, STAY};
+use super::MARGIN;
 use crate::words::VerifyMethod;
 
 /// Acceptance probabilities of a draft token for which a speedup is predicted.
@@ -289,7 +289,7 @@ pub fn policy(gamma: Option<usize>, plain: bool) -> String {
     let gamma = gamma.unwrap_or(MAX_GAMMA).max(2);
     format!(
         "version: 1\nname: probed\nmode: {mode}\ndrafters:\n  - {{ kind: prompt_lookup, ngram: {{ min: 2, max: 8 }} }}\n\
-         gamma: {{ max: {gamma}, margin: {MARGIN:.2}, stay: {STAY:.2} }}\naccept: {{ rule: exact }}\n"
+         gamma: {{ max: {gamma}, margin: {MARGIN:.2} }}\naccept: {{ rule: exact }}\n"
     )
 }
 

@@ -52,7 +52,9 @@ impl RegretBudget {
 
     fn set(&mut self, used: f64, capacity: f64) {
         if used.is_finite() && capacity.is_finite() {
-            self.used = used.clamp(-SAVED * capacity, (1.0 + OVERDRAFT) * capacity);
+            // What is owed stays owed where the capacity has shrunk.
+            let most = ((1.0 + OVERDRAFT) * capacity).max(self.used);
+            self.used = used.clamp(-SAVED * capacity, most);
         }
     }
 
@@ -125,10 +127,15 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_at_a_large_capacity_is_none_beyond_a_small_one() {
+    fn what_is_owed_stays_owed_where_the_capacity_shrinks() {
         let mut budget = RegretBudget::default();
         budget.book(-20.0, 20.0);
-        budget.passed(0.0, CAPACITY);
-        assert!((budget.remaining(10.0) - 8.75).abs() < 1e-9, "{budget:?}");
+        budget.passed(100.0, CAPACITY);
+        assert!((budget.used - 19.0).abs() < 1e-9 && !budget.may_go_on(CAPACITY), "{budget:?}");
+        budget.book(-20.0, CAPACITY);
+        assert!(
+            (budget.used - 19.0).abs() < 1e-9,
+            "no more than the overdraft is owed beyond it: {budget:?}"
+        );
     }
 }

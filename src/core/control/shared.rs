@@ -213,7 +213,7 @@ impl Control {
     }
 
     /// Replaces the measurements that others lent.
-    pub fn lend(&self, model: &SharedModel, costs: &SharedCosts, now: Tick) {
+    pub fn lend(&self, model: &SharedModel, costs: &SharedCosts) {
         let numbers = model.numbered(&mut self.states.lock().1.models);
         // Sessions wait for the lock: the tables are made outside of it.
         let (cells, rounds) = (Survival::table(&model.rows(&numbers)), model.rounds(&numbers));
@@ -221,7 +221,7 @@ impl Control {
         engine_start.survival.lend(cells);
         engine_start.classes.lend(rounds);
         engine_start.length.lend(model.length);
-        replica.costs.lend(costs, now);
+        replica.costs.lend(costs);
     }
 }
 

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::budget::Budget;
-use super::costs::{CONCURRENCIES, Costs};
+use super::costs::Costs;
+use super::drift::DriftPrices;
 use super::gates::Signal;
 use super::regret_budget::RegretBudget;
 use super::rounds::{Round, Rounds};
@@ -24,29 +25,12 @@ use crate::units::Tick;
 pub struct ReplicaState {
     /// Costs of its requests.
     pub costs: Costs,
-    /// Regret budgets, by concurrency.
-    pub regret_budgets: RegretBudgets,
+    /// Seconds that speculation may still lose.
+    pub regret_budget: RegretBudget,
     /// The requests that its engine computes.
     pub concurrency: Concurrency,
     /// Seconds that rejected draft tokens may still take there next to requests of others.
     pub budget: Budget,
-}
-
-/// The regret budgets of one replica, by concurrency.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct RegretBudgets([RegretBudget; CONCURRENCIES]);
-
-impl RegretBudgets {
-    /// The regret budget of the concurrency bucket with index `size`; of the last one beyond the
-    /// end.
-    pub fn of(&mut self, size: usize) -> &mut RegretBudget {
-        let [first, others @ ..] = &mut self.0;
-        let others_len = others.len();
-        match size.checked_sub(1) {
-            Some(other) => others.get_mut(other.min(others_len - 1)).unwrap_or(first),
-            None => first,
-        }
-    }
 }
 
 /// Reports older than this are ignored: they do not show the present concurrency.
@@ -259,6 +243,9 @@ pub struct EngineStartState {
     pub length: Length,
     /// Rounds by class of requests.
     pub classes: Classes,
+    /// Prices of drift, by policy and route.
+    #[serde(default)]
+    pub drift: DriftPrices,
     /// Names of the models that have drafted, indexed by their numbers.
     pub models: Vec<String>,
 }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 /// 1 everywhere.
 pub type Curve = Vec<(f64, f64)>;
 
-/// Tolerance of a lossy rule, 0 (exact) to 1: the product of two curves, capped.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+/// The most tolerance of a lossy rule, 0 (exact) to 1: the product of two curves, capped.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Tolerance {
     /// Points [temperature, tolerance], temperature rising. Without it 1 everywhere; always 0 at
@@ -22,6 +22,12 @@ pub struct Tolerance {
     /// Maximum of the product; 0 relaxes nothing. typical is as published at 1.
     #[schemars(range(min = 0, max = 1))]
     pub max: f64,
+}
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Self { temperature: Curve::new(), load: Curve::new(), max: 1.0 }
+    }
 }
 
 /// The schema of a curve with x up to `MAX`.
@@ -91,6 +97,6 @@ mod tests {
     #[test]
     fn nothing_is_tolerated_at_temperature_zero_or_without_a_cap() {
         assert!(Tolerance { max: 1.0, ..Tolerance::default() }.at(0.0, 1.0).abs() < 1e-12);
-        assert!(Tolerance::default().at(1.0, 1.0).abs() < 1e-12);
+        assert!(Tolerance { max: 0.0, ..Tolerance::default() }.at(1.0, 1.0).abs() < 1e-12);
     }
 }

@@ -56,11 +56,11 @@ pub struct Accept {
     pub rule: Rule,
     /// Tolerance of a lossy rule, by temperature and load.
     pub tolerance: Tolerance,
-    /// Maximum total variation charged to a complete output; `None`: any amount. It limits the
-    /// total-variation distance of the distribution of outputs.
+    /// Maximum total variation charged to a complete output, spread over its expected length;
+    /// `None`: any amount. It limits the total-variation distance of the distribution of outputs.
     pub max_drift: Option<f64>,
-    /// Maximum total variation charged per output token, on average so far.
-    pub max_drift_rate: f64,
+    /// Maximum total variation charged per 100 output tokens, on average so far.
+    pub drift_per_100_tokens: f64,
 }
 
 impl Default for Accept {
@@ -68,8 +68,8 @@ impl Default for Accept {
         Self {
             rule: Rule::Exact,
             tolerance: Tolerance::default(),
-            max_drift: Some(0.2),
-            max_drift_rate: 0.02,
+            max_drift: None,
+            drift_per_100_tokens: 2.0,
         }
     }
 }
@@ -80,8 +80,15 @@ impl Accept {
         self.rule != Rule::Exact && self.tolerance.max > 0.0
     }
 
-    fn limits(&self) -> DriftLimits {
-        DriftLimits { total: self.max_drift, rate: self.max_drift_rate }
+    /// The limits of an output of which `expected` tokens are expected.
+    fn limits(&self, expected: f64) -> DriftLimits {
+        DriftLimits { total: self.max_drift, rate: self.allowed(expected) }
+    }
+
+    /// Total variation that each of the `expected` tokens of an output allows.
+    pub fn allowed(&self, expected: f64) -> f64 {
+        let rate = self.drift_per_100_tokens / 100.0;
+        self.max_drift.map_or(rate, |total| rate.min(total / expected.max(1.0)))
     }
 }
 
@@ -99,6 +106,13 @@ pub struct Judged<'a> {
     /// The choice of the first draft token, or the number of tokens behind it, may depend on the
     /// target's noise in more ways than through the draw of the token itself.
     pub coupled: bool,
+    /// Tokens expected of the complete output.
+    pub expected: f64,
+    /// Tokens that a unit of drift has to bring.
+    pub price: f64,
+    /// Tokens that are expected to follow if a node is accepted, by node; those beyond the end
+    /// bring one.
+    pub worth: &'a [f64],
     /// True if the output, with these accepted tokens, is free text, in which a rule may be
     /// relaxed.
     pub free: &'a dyn Fn(&[TokenId]) -> bool,
@@ -181,15 +195,19 @@ fn relaxed(
     let known = known(row, token, result, node);
     let charge = known.and_then(|known| {
         let replaced = accept.rule.replacement_probability(&known, tolerance)?;
-        let spent = if round.coupled { 1.0 } else { 1.0 - known.low };
-        Some((replaced, replaced * spent))
+        let gain = replaced * (1.0 - known.low);
+        Some((replaced, if round.coupled { replaced } else { gain }, gain))
     });
-    let Some((probability, charge)) = charge else {
+    let Some((probability, charge, gain)) = charge else {
         ledger.unknown += 1;
         return None;
     };
-    let worth = charge > 0.0 && ledger.charge(charge, output + before.len(), accept.limits());
-    worth.then_some(Substitution { token, probability })
+    let brings = gain * round.worth.get(node).copied().unwrap_or(1.0);
+    if charge <= 0.0 || brings < round.price * charge {
+        return None;
+    }
+    let within = ledger.charge(charge, output + before.len(), accept.limits(round.expected));
+    within.then_some(Substitution { token, probability })
 }
 
 /// Known figures at the position of a row for its child `node`.
@@ -293,8 +311,18 @@ mod tests {
     /// Exact, with these random numbers; the ledger stays empty.
     fn walked(draft: &Tree, result: &VerifyResult, noise: &[f64]) -> Option<Accepted> {
         let mut ledger = Ledger::default();
-        let round =
-            Judged { draft, result, context: 0, output: 0, tolerance: 1.0, coupled: false, free: &|_| true };
+        let round = Judged {
+            draft,
+            result,
+            context: 0,
+            output: 0,
+            tolerance: 1.0,
+            coupled: false,
+            expected: 100.0,
+            price: 1.0,
+            worth: &[],
+            free: &|_| true,
+        };
         let accepted = walk(&round, &Accept::default(), &mut ledger, &mut Listed(noise));
         assert_eq!(ledger, Ledger::default());
         accepted

@@ -18,7 +18,7 @@ use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Resources, Rules};
 use crate::control::{
-    Class, Control, Measurements, Quote, Round, RoundCosts, TemperatureBucket, Tuning, Way,
+    Class, Control, Measurements, Quote, Round, RoundCosts, Shared, TemperatureBucket, Tuning, Way,
 };
 use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Tree, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
@@ -45,6 +45,17 @@ pub struct SessionState {
     pub rest: Option<usize>,
     /// Output tokens so far.
     pub done: usize,
+}
+
+/// The inputs of a lossy rule.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Drift {
+    /// Tokens that are expected to follow if a node is accepted, by node.
+    pub worth: Vec<f64>,
+    /// Tokens expected of the complete output.
+    pub expected: f64,
+    /// Tokens that a unit of drift has to bring.
+    pub price: f64,
 }
 
 /// A verify request that was answered.
@@ -106,6 +117,7 @@ pub struct SpeculationController {
     max_gap: f64,
     tuning: Tuning,
     rng: SplitMix64,
+    /// `None` while it decodes plainly.
     streak: Option<Streak>,
     /// Time won and lost by speculation so far.
     balance: Balance,
@@ -254,7 +266,7 @@ impl SpeculationController {
         let budget = Budget { nodes: self.rules.gamma_max, depth: self.rules.gamma_max };
         let drafts = self.looked_up(budget);
         let (mut draft, quote) = self.control.with(|learnt| {
-            let round_costs = self.round_costs(learnt, true);
+            let round_costs = self.round_costs(learnt);
             let counted = counted_for(&self.slots, 0).and_then(|position| self.slots.get(position));
             let rate = self.rate(counted, &round_costs, learnt);
             self.cut(&drafts, budget, rate, &round_costs, learnt)
@@ -347,7 +359,7 @@ impl SpeculationController {
             if self.is_chosen() {
                 learnt.rejected(self.way(), (draft.len() + 1).saturating_sub(tokens));
             }
-            learnt.lost_by_others(self.way(), draft.len())
+            learnt.lost_by_others(self.way()) * draft.len() as f64
         });
         self.booked(tokens, draft.len(), lost, now);
         if let Some(streak) = &mut self.streak {
@@ -364,7 +376,8 @@ impl SpeculationController {
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
         let (won, saved) = self.control.with(|learnt| {
             let read = tokens > 0 && learnt.concurrency.read_within(seconds, now);
-            let seconds = if read { seconds.min(learnt.costs.verify(way, nodes)) } else { seconds };
+            let expected = || learnt.costs.verify(way, nodes, learnt.shares());
+            let seconds = if read { seconds.min(expected()) } else { seconds };
             let won = learnt.note_round(tokens, seconds, lost, chosen);
             (won, learnt.plain_seconds(won))
         });
@@ -388,14 +401,36 @@ impl SpeculationController {
         self.rules.gamma_fixed.is_none()
     }
 
+    /// The inputs of a lossy rule: settled before any sample of the round is read.
+    pub fn drift(&self, draft: &Tree, done: usize, rest: Option<usize>) -> Drift {
+        self.control.with(|learnt| {
+            let mut worth: Vec<f64> = vec![1.0; draft.len()];
+            for (index, node) in draft.nodes().iter().enumerate().rev() {
+                let depth = draft.path(index).len() - 1;
+                let known = node.votes.iter().map(|vote| {
+                    let expected = learnt.survival.conditional(self.bucket, vote, node.company, depth);
+                    self.tuning.adjust(vote.drafter, expected)
+                });
+                let more = known.fold(0.0, f64::max) * worth.get(index).copied().unwrap_or(1.0);
+                if let Some(above) = node.parent.and_then(|parent| worth.get_mut(parent)) {
+                    *above += more;
+                }
+            }
+            let most = rest.map_or(f64::MAX, |rest| rest as f64);
+            let expected = done as f64 + learnt.expected_remainder(done).min(most);
+            Drift { worth, expected, price: learnt.drift.of(self.rules.kind) }
+        })
+    }
+
+    /// Notes that `charged` was charged for so many tokens of an output of `expected` tokens.
+    pub fn drifted(&self, charged: f64, tokens: usize, expected: f64) {
+        let each = self.rules.accept.allowed(expected);
+        self.control.with(|learnt| learnt.drift.spent(self.rules.kind, charged, tokens, each));
+    }
+
     /// Time won and lost by speculation so far.
     pub fn balance(&self) -> Balance {
         self.balance
-    }
-
-    /// True if the streak has lost more than chance explains.
-    fn has_lost(&self) -> bool {
-        self.streak.is_some_and(Streak::has_lost)
     }
 
     /// Takes the cost of a verify request: by the method and with the nodes that were sent.
@@ -409,13 +444,14 @@ impl SpeculationController {
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
         self.control.with(|learnt| {
             learnt.costs.decided(put.method, decided, now);
-            let seconds = learnt.without_reading(way, nodes, seconds, now);
+            let busy = &learnt.concurrency;
+            let reading = busy.read_within(seconds, now) || busy.continued_within(seconds, now);
+            let waits = f64::from(u8::from(learnt.concurrency.has_plain_neighbours()));
+            let shared = Shared { concurrent: concurrent as f64, waits, modelled, reading };
             if first {
-                learnt.costs.entered(way, nodes, seconds, now);
+                learnt.costs.entered(way, nodes, shared, seconds);
             } else {
-                learnt.costs.verified(way, nodes, seconds, now);
-                learnt.costs.shared(way, nodes, seconds, modelled);
-                learnt.costs.verified_concurrent(nodes, concurrent, seconds);
+                learnt.costs.verified(way, nodes, shared, seconds);
             }
         });
     }
@@ -453,7 +489,7 @@ impl SpeculationController {
     pub fn is_busy(&self, position: usize, nodes: usize, timeout: Duration) -> bool {
         let way = self.way_of(position);
         self.control.with(|learnt| {
-            let expected = learnt.costs.verify(way, nodes);
+            let expected = learnt.costs.verify(way, nodes, learnt.shares());
             learnt.concurrency.requests() > 1 && expected >= BUSY * timeout.as_secs_f64()
         })
     }
@@ -474,14 +510,13 @@ impl SpeculationController {
     pub fn enter(&mut self, now: Tick) {
         self.virtual_round = None;
         self.uncounted = None;
-        let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
-        self.streak = Some(Streak::new(now, trial));
+        self.streak = Some(Streak::new(now));
     }
 
     /// Ends speculation. Time waited in vain since the last round is lost.
     pub fn leave(&mut self, done: usize, now: Tick) {
         self.booked(0, 0, 0.0, now);
-        if self.has_lost() {
+        if self.streak.is_some_and(Streak::has_lost) {
             self.not_before = self.not_before.max(done + FAULT_BACKOFF_TOKENS);
         }
         self.streak = None;
@@ -501,8 +536,9 @@ impl SpeculationController {
         let way = self.way_of(position);
         // It takes at least as long; a lower estimate was wrong.
         self.control.with(|learnt| {
-            if learnt.costs.verify(way, nodes) < waited {
-                learnt.costs.verified(way, nodes, waited, now);
+            let shares = learnt.shares();
+            if learnt.costs.verify(way, nodes, shares) < waited {
+                learnt.costs.verified(way, nodes, shares, waited);
             }
         });
         self.booked(0, 0, 0.0, now);

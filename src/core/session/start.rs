@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::accept::Accept;
 use super::{Decode, MakeParser};
-use crate::control::{MARGIN, Presence, STAY, TemperatureBucket};
+use crate::control::{MARGIN, Presence, TemperatureBucket};
 use crate::draft::{LookupSpec, Shared};
 use crate::units::{Tick, TokenId};
 use crate::words::{PlainReason, VerifyMethod};
@@ -174,11 +174,8 @@ pub struct Rules {
     /// health.
     pub gamma_fixed: Option<usize>,
     /// To start, speculation must be expected to beat plain decoding by this share (0.10 is 10 %
-    /// faster).
+    /// faster), and by half of it to go on.
     pub margin: f64,
-    /// To continue, speculation must be expected to beat plain decoding by this share (0.05 is 5 %
-    /// faster).
-    pub stay: f64,
     /// A number for the kind of the request (its policy, its route): measurements of requests of
     /// one kind apply to the next one.
     pub kind: u64,
@@ -246,7 +243,6 @@ impl Default for Rules {
             gamma_max: GAMMA_MAX,
             gamma_fixed: None,
             margin: MARGIN,
-            stay: STAY,
             kind: 0,
             min_acceptance: 0.0,
             max_gap: None,

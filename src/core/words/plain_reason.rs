@@ -188,9 +188,7 @@ impl PlainReason {
             Self::ControlGroup => "the request is in the control group, which is decoded plainly",
             Self::Observe => "the mode of the process or of the backend is observe",
             Self::NoGain => "speculation is not expected to pay",
-            Self::NotMeasured => {
-                "the cost of a plain token on this replica is not measured yet, or is due to be remeasured"
-            }
+            Self::NotMeasured => "the cost of a plain token on this replica is not measured yet",
             Self::Budget => {
                 "rejected draft tokens have taken 2 % of the replica's time while it serves other requests"
             }

@@ -461,8 +461,7 @@ impl Configured {
         let mut shown = self.known.identities.shown(replica)?;
         if let Some(shown) = shown.as_object_mut() {
             let (learnt, identities) = (&self.known.learnt, &self.known.identities);
-            let now = learnt.clock().now();
-            let costs = learnt.at(identities, replica).map(|at| at.with(|at| at.learnt_costs(now)));
+            let costs = learnt.at(identities, replica).map(|at| at.with(|at| at.learnt_costs()));
             shown.insert("costs".to_owned(), json!(costs));
         }
         Some(shown)

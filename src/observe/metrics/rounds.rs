@@ -1,6 +1,6 @@
 //! Metrics of rounds: drafts, acceptance, cost, and time won and lost.
 
-use prometheus::{CounterVec, Histogram, IntCounterVec};
+use prometheus::{CounterVec, GaugeVec, Histogram, HistogramVec, IntCounterVec};
 
 use super::Maker;
 use crate::{Finished, Round, make};
@@ -15,7 +15,10 @@ pub(super) struct RoundMetrics {
     drafted_at: IntCounterVec,
     verify: Histogram,
     draft: Histogram,
-    gamma: Histogram,
+    gamma: HistogramVec,
+    accepted_of: HistogramVec,
+    tolerance: GaugeVec,
+    load: GaugeVec,
     saved: CounterVec,
     wasted: CounterVec,
     calls: IntCounterVec,
@@ -32,7 +35,10 @@ impl RoundMetrics {
             drafted_at: new.register(make::counters(metric::DRAFTED_PER_POSITION))?,
             verify: new.register(make::histogram(metric::VERIFY_SECONDS))?,
             draft: new.register(make::histogram(metric::DRAFT_SECONDS))?,
-            gamma: new.register(make::histogram(metric::GAMMA))?,
+            gamma: new.register(make::histograms(metric::GAMMA))?,
+            accepted_of: new.register(make::histograms(metric::ACCEPTED))?,
+            tolerance: new.register(make::gauges(metric::TOLERANCE))?,
+            load: new.register(make::gauges(metric::LOAD))?,
             saved: new.register(make::sums(metric::SAVED))?,
             wasted: new.register(make::sums(metric::WASTED))?,
             calls: new.register(make::counters(metric::VERIFY_CALLS))?,
@@ -44,6 +50,10 @@ impl RoundMetrics {
         let prompt = prompt_bucket(finished.usage.prompt_tokens as usize);
         for round in &finished.speculation.rounds {
             self.round(round, policy, prompt);
+        }
+        if let Some(round) = finished.speculation.rounds.last() {
+            self.tolerance.with_label_values(&[policy]).set(round.conditions.tolerance);
+            self.load.with_label_values(&[&finished.upstream.backend]).set(round.conditions.load);
         }
         for (method, &calls) in finished.speculation.calls.by_method() {
             if calls > 0 {
@@ -80,7 +90,9 @@ impl RoundMetrics {
             self.verify.observe(round.verify.as_secs_f64());
             self.draft.observe(round.draft.as_secs_f64());
         }
-        self.gamma.observe(f64::from(round.drafted));
+        let of = [round.conditions.temperature_range(), round.conditions.load_range()];
+        self.gamma.with_label_values(&of).observe(f64::from(round.drafted));
+        self.accepted_of.with_label_values(&of).observe(f64::from(round.accepted));
     }
 }
 

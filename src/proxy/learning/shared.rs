@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Learnt;
 use foretell_core::control::{Control, SharedCosts, SharedModel, pairs};
-use foretell_core::units::Tick;
 use foretell_net::fleet::identity::EngineStart;
 
 /// Minimum start time, microseconds since 1970 (the year 2005). A smaller one is a count of outages
@@ -160,7 +159,7 @@ impl Learnt {
         *self.others.lock() = Some(Arc::clone(&others));
         let engines = self.engines(|_| true);
         for LocalEngine { engine_start, control, .. } in &engines {
-            lend(&others, &engines, engine_start, control, self.clock.now());
+            lend(&others, &engines, engine_start, control);
         }
     }
 
@@ -169,7 +168,7 @@ impl Learnt {
         let Some(others) = self.others.lock().clone() else { return };
         let model = ModelKey::of(engine_start);
         let engines = self.engines(|other| ModelKey::of(other) == model);
-        lend(&others, &engines, engine_start, control, self.clock.now());
+        lend(&others, &engines, engine_start, control);
     }
 
     fn engines(&self, which: impl Fn(&EngineStart) -> bool) -> Vec<LocalEngine> {
@@ -182,13 +181,7 @@ impl Learnt {
     }
 }
 
-fn lend(
-    others: &Statistics,
-    engines: &[LocalEngine],
-    engine_start: &EngineStart,
-    control: &Control,
-    now: Tick,
-) {
+fn lend(others: &Statistics, engines: &[LocalEngine], engine_start: &EngineStart, control: &Control) {
     let model = ModelKey::of(engine_start);
     let mut sum = others.of_model(&model);
     for other in engines
@@ -198,7 +191,7 @@ fn lend(
         sum.add_engine(&other.engine_start, &other.model, &other.costs);
     }
     let (model, costs) = sum.of(engine_start);
-    control.lend(&model, &costs, now);
+    control.lend(&model, &costs);
 }
 
 #[cfg(test)]
@@ -206,6 +199,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use foretell_core::units::Tick;
 
     fn engine_start(replica: &str, started: u64) -> EngineStart {
         EngineStart {

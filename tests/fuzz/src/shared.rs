@@ -30,11 +30,11 @@ pub fn run(input: &[u8]) {
     for control in [&alone, &control] {
         used(control);
     }
-    control.lend(&models, &sum.or_probed(&siblings), NOW);
+    control.lend(&models, &sum.or_probed(&siblings));
     assert_eq!(control.shared(NOW), alone.shared(NOW), "what is lent is not its own");
     used(&control);
     control.save(NOW).expect("own measurements can be saved");
-    control.lend(&SharedModel::default(), &SharedCosts::default(), NOW);
+    control.lend(&SharedModel::default(), &SharedCosts::default());
     used(&control);
     let (shared, _) = control.shared(NOW);
     let text = serde_json::to_vec(&shared).expect("what is shared is JSON");

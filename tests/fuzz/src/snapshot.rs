@@ -128,11 +128,11 @@ pub(crate) fn used(control: &Control) {
             };
             let foreseen: Forecast = control.with(|learnt| {
                 learnt.note_plain(0.02, 1, now);
-                learnt.costs.verified(way, 4, 0.05, now);
+                learnt.costs.verified(way, 4, foretell_core::control::Shared::default(), 0.05);
                 learnt.plain_resumed(0.03, 1, true, now);
                 learnt.output_ended(100);
                 let _ = learnt.expected_remainder(10);
-                forecast(learnt, &asked, now)
+                forecast(learnt, &asked)
             });
             let _ = foreseen;
         }

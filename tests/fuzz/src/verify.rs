@@ -117,6 +117,9 @@ fn judged(round: &Round<'_>, result: &VerifyResult) {
         output: 1,
         tolerance: 0.0,
         coupled: false,
+        expected: 1.0,
+        price: 0.0,
+        worth: &[],
         free: &free,
     };
     let accepted =

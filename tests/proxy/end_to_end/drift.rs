@@ -8,7 +8,7 @@ use super::house::{House, Setup};
 use crate::client::Ask;
 
 const LOSSY: &str = "version: 1\nname: lossy\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
-    gamma: { max: 8, fixed: 4 }\naccept: { rule: ears, tolerance: { max: 0.8 }, max_drift: 1.0, max_drift_rate: 0.2 }\n";
+    gamma: { max: 8, fixed: 4 }\naccept: { rule: ears, tolerance: { max: 0.8 }, max_drift: 1.0, drift_per_100_tokens: 20 }\n";
 
 fn ask(stream: bool, more: &Value) -> Ask {
     let mut fields = json!({"prompt": "one two three one two three one two three one two", "max_tokens": 48, "temperature": 0.9});
@@ -31,7 +31,7 @@ async fn charges_are_reported_in_usage_trailers_metrics_and_log() {
         let tokens = answer.plain.completion_tokens as f64;
         let spent = drift["charged"].as_f64().unwrap();
         assert!((drift["rate"].as_f64().unwrap() - spent / tokens).abs() < 1e-9, "{drift}");
-        assert!(spent <= (0.2 * tokens).min(1.0) + 1e-9, "beyond max_drift or max_drift_rate: {drift}");
+        assert!(spent <= (0.2 * tokens).min(1.0) + 1e-9, "beyond max_drift or drift_per_100_tokens: {drift}");
         tv += spent;
         substitutions += drift["substitutions"].as_u64().unwrap();
         if stream {

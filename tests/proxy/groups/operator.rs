@@ -100,7 +100,8 @@ async fn another_model_at_a_known_address_is_a_warning_and_shown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reload_names_the_policies_that_are_gone_and_repeats_no_warning() {
     let engine = engine(Pace::default()).await;
-    let proxy = before(&engine, "", "", &policy("own", "accept: { rule: ears }")).await;
+    let proxy =
+        before(&engine, "", "", &policy("own", "accept: { rule: ears, tolerance: { max: 0 } }")).await;
     let warned = || lines(&proxy, "relaxes nothing").len();
     assert_eq!(warned(), 1, "at the start");
     let file = proxy.folder().join("policies/aside.yaml");

@@ -123,8 +123,8 @@ async fn the_projected_speedup_has_verify_requests_as_basis_once_there_were_any(
     assert_eq!(reasons(&speculated), [("none".to_owned(), 16)].into());
     assert_eq!(requests(&proxy).await, (0, 0), "forced requests are in neither group");
     let costs = proxy.replica().await["costs"].clone();
-    let draft = &costs["verify"][0]["drafts"][0];
-    assert!(draft["seconds"].as_f64() > Some(0.0) && draft["weight"].as_f64() > Some(0.5), "{costs}");
+    let line = &costs["verify"][0];
+    assert!(line["base_seconds"].is_number() && line["measurements"].as_f64() > Some(0.5), "{costs}");
     assert!(costs["regret_capacity_seconds"].as_f64() > Some(0.0), "{costs}");
     proxy.adopt(&policy("watched", "mode: shadow")).await;
     plain(&engine, &proxy, "shadow", "measured").await;

@@ -345,14 +345,14 @@ fn every_method_and_every_fallback_keeps_the_distribution(
 fn confident(methods: &[VerifyMethod]) -> Control {
     let control = Control::new();
     control.with(|learnt| {
-        (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, 1, Tick(0)));
+        (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, 1, control::Disturbance::default()));
         for &method in methods {
             for nodes in 0..4 {
-                learnt.costs.verified(control::Way::by(method, 0), nodes, 0.004, Tick(1));
+                learnt.costs.verified(control::Way::by(method, 0), nodes, control::Shared::default(), 0.004);
             }
-            learnt.costs.entered(control::Way::by(method, 0), 1, 0.004, Tick(1));
         }
-        learnt.costs.resumed(0.010, 1, Tick(0));
+        let resumed = control::Disturbance { resumed: true, ..control::Disturbance::default() };
+        learnt.costs.note_plain(0.010, 1, 1, resumed);
         let lookup = Vote::new(Source::PromptLookup, Features::matched(2));
         for vote in [lookup, Vote::new(DrafterId::model(2), Features::default())] {
             (0..20).for_each(|_| {

@@ -234,7 +234,7 @@ fn written(tokens: &[TokenId]) -> String {
 
 fn accept_by(rule: Rule) -> Accept {
     let tolerance = Tolerance { temperature: Vec::new(), load: Vec::new(), max: 1.0 };
-    Accept { rule, tolerance, max_drift: None, max_drift_rate: 100.0 }
+    Accept { rule, tolerance, max_drift: None, drift_per_100_tokens: 10_000.0 }
 }
 
 fn round_distribution(
@@ -256,6 +256,9 @@ fn round_distribution(
             output: 0,
             tolerance: tau,
             coupled: false,
+            expected: 1.0,
+            price: 0.0,
+            worth: &[],
             free: &|_| true,
         };
         let accepted = court.walk(&round).expect("fits");
@@ -487,7 +490,7 @@ fn no_output_drifts_beyond_its_limits(#[case] whole: Option<f64>, #[case] rate: 
     let mut case = lossy_case(EARS, &[VerifyMethod::Tree], Drafter::Chain, 2);
     case.max = 3;
     case.rules.accept.tolerance.max = 0.1;
-    (case.rules.accept.max_drift, case.rules.accept.max_drift_rate) = (whole, rate);
+    (case.rules.accept.max_drift, case.rules.accept.drift_per_100_tokens) = (whole, 100.0 * rate);
     let found = is_bounded(toy, &case, Drafter::Chain);
     assert!(found.most <= whole.unwrap_or(rate * case.max as f64) + 1e-12, "{}", found.most);
     assert!(found.most > 0.0, "too tame");
@@ -569,6 +572,9 @@ fn at_one_place(target: impl Target, rank: usize, between: bool, bug: Bug) -> (f
             output: 0,
             tolerance: 0.6,
             coupled: false,
+            expected: 1.0,
+            price: 0.0,
+            worth: &[],
             free: &|_| true,
         };
         let accepted = court.walk(&round).expect("fits").tokens;
@@ -640,6 +646,9 @@ fn drafts_that_depend_on_the_target_s_noise_are_charged_in_full() {
                 output: 0,
                 tolerance: 0.3,
                 coupled,
+                expected: 1.0,
+                price: 0.0,
+                worth: &[],
                 free: &|_| true,
             };
             let token = court.walk(&round).expect("fits").tokens[0];

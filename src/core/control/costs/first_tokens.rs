@@ -1,25 +1,27 @@
 //! Delay of first tokens by draft tokens in flight, measured at every first token of ours.
 //!
 //! A client's request waits for the running step and then for its prompt's, and draft tokens make
-//! both longer. So the time to its first token is fitted to the draft tokens that were in flight
-//! when it was sent, and to the prompts that the engine read until then: in a burst, requests wait
+//! both longer. So the time to its first token is a line in the draft tokens that were in flight
+//! when it was sent, and in the prompts that the engine read until then: in a burst, requests wait
 //! for each other and not for drafts.
 
+use foretell_control::line::Line;
 use serde::{Deserialize, Serialize};
 
-use super::joint::Joint;
-use super::pace::ConcurrencyBucket;
+use super::concurrency::ConcurrencyBucket;
+use super::lines::{Key, Lines};
 
 /// Delay of a first token that is always allowed, seconds.
 pub const DELAY_ALLOWED: f64 = 0.020;
 /// Share of the allowed delay that the mean may have: the 95th percentile is longer.
 const MEAN: f64 = 0.5;
-/// Decay of the fit, in first tokens.
-const MEMORY: f64 = 1000.0;
-/// Standard errors of a measured delay that do not count.
-const CERTAIN: f64 = 0.5;
-/// Maximum of a time that counts, as a multiple of the expected one: a stall is no trend.
-const OUTLIER: f64 = 3.0;
+/// First tokens after which one weighs half.
+const HALF_LIFE: f64 = 350.0;
+/// First tokens from which on a delay is known.
+const KNOWN: f64 = 16.0;
+/// How far off the assumptions may be, in plain tokens: the time without drafts, the delay by a
+/// draft token, the time of a thousand tokens of prompts.
+const SCALE: [f64; 3] = [8.0, 0.02, 8.0];
 
 /// The state of a replica when a client's request was sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,46 +34,47 @@ pub struct Sent {
     read: usize,
 }
 
-/// Times to the first token, by concurrency bucket.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+impl Key for ConcurrencyBucket {
+    fn distance(self, other: Self) -> Option<usize> {
+        Some(Self::distance(self, other))
+    }
+}
+
+/// Times to the first token, by concurrency.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct FirstTokens {
-    times: Joint,
+    lines: Lines<ConcurrencyBucket>,
     /// Tokens of all prompts of ours that were read so far.
     #[serde(skip)]
     read: usize,
 }
 
-impl Default for FirstTokens {
-    fn default() -> Self {
-        Self { times: Joint::remembering(MEMORY), read: 0 }
-    }
-}
-
 impl FirstTokens {
     /// The state when a request is sent, while `drafted` tokens of verify requests are in flight.
-    pub(super) fn sent(&self, concurrency: ConcurrencyBucket, drafted: Option<usize>) -> Sent {
+    pub fn sent(&self, concurrency: ConcurrencyBucket, drafted: Option<usize>) -> Sent {
         Sent { concurrency, drafted, read: self.read }
     }
 
-    /// Notes the first token of a request with `prompt` tokens, `seconds` after it was sent.
-    pub(super) fn observe(&mut self, sent: Sent, prompt: usize, seconds: f64) {
+    /// Notes the first token of a request with `prompt` tokens, `seconds` after it was sent, where
+    /// a plain token takes `token` seconds.
+    pub fn note(&mut self, sent: Sent, prompt: usize, seconds: f64, token: f64) {
         self.read = self.read.wrapping_add(prompt);
         let Some(drafted) = sent.drafted else { return };
-        let inputs = [drafted as f64, self.read.wrapping_sub(sent.read) as f64];
-        let fit = self.times.fit(sent.concurrency);
-        let most = fit.map_or(f64::MAX, |fit| OUTLIER * fit.at(inputs).max(fit.mean));
-        self.times.observe(sent.concurrency, inputs, seconds.min(most));
+        let read = self.read.wrapping_sub(sent.read) as f64 / 1_000.0;
+        let begin =
+            || Line::new([2.0 * token, 0.0, 0.0], SCALE.map(|tokens| tokens * token), token, HALF_LIFE);
+        self.lines.of(sent.concurrency, |_| begin()).note([1.0, drafted as f64, read], seconds);
     }
 
     /// Tokens of verify requests that may be in flight, ours alone, where all of them together may
     /// delay first tokens by the share `ratio - 1` of their time without them, and ours by the
     /// share `ours` of that. `node`: seconds by which one lengthens another verify request, which
     /// is measured more often: the least delay. Infinite where no delay was measured.
-    pub(super) fn room(&self, concurrency: ConcurrencyBucket, ratio: f64, ours: f64, node: f64) -> f64 {
-        let Some(fit) = self.times.fit(concurrency) else { return f64::INFINITY };
-        let [delay, _] = fit.slopes;
-        let delay = (delay - CERTAIN * fit.error).max(node);
-        let allowed = ((ratio - 1.0) * fit.base).max(DELAY_ALLOWED);
+    pub fn room(&self, concurrency: ConcurrencyBucket, ratio: f64, ours: f64, node: f64) -> f64 {
+        let line = self.lines.get(concurrency).filter(|line| line.weight() >= KNOWN);
+        let Some([base, delay, _]) = line.map(Line::coefficients::<3>) else { return f64::INFINITY };
+        let delay = delay.max(0.5 * node);
+        let allowed = ((ratio - 1.0) * base).max(DELAY_ALLOWED);
         if delay > 0.0 { MEAN * ours * allowed / delay } else { f64::INFINITY }
     }
 }
@@ -85,34 +88,19 @@ mod tests {
         let (size, mut first) = (ConcurrencyBucket::of(64), FirstTokens::default());
         // Sixty requests at once, each behind the prompts before it.
         let sent = first.sent(size, Some(0));
-        (0..60_u32).for_each(|before| first.observe(sent, 300, 0.02 * f64::from(before + 1)));
+        (0..60_u32).for_each(|before| first.note(sent, 300, 0.02 * f64::from(before + 1), 0.02));
         assert!(first.room(size, 1.1, 1.0, 0.0).is_infinite());
         for drafted in (0..600).map(|request| request % 5 * 100) {
             let sent = first.sent(size, Some(drafted));
-            first.observe(sent, 300, 0.04 + 1e-4 * drafted as f64);
+            first.note(sent, 300, 0.04 + 1e-4 * drafted as f64, 0.02);
         }
         // 0.1 ms for each token: half of 20 ms is 100 tokens.
         let room = first.room(size, 1.01, 1.0, 0.0);
         assert!((80.0..140.0).contains(&room), "{room}");
         assert!((first.room(size, 1.01, 0.5, 0.0) - room / 2.0).abs() < 1e-9);
         assert!(first.room(size, 9.0, 1.0, 0.0) > 2.0 * room);
-        let slow = first.room(size, 1.01, 1.0, 1e-3);
+        let slow = first.room(size, 1.01, 1.0, 2e-3);
         assert!((slow - 10.0).abs() < 1e-9, "other verify requests are delayed by more: {slow}");
         assert!(first.room(ConcurrencyBucket::of(1), 1.1, 1.0, 0.0).is_infinite());
-    }
-
-    #[test]
-    fn a_stall_counts_as_three_times_the_expected_time() {
-        let (size, mut first) = (ConcurrencyBucket::of(8), FirstTokens::default());
-        let mut one = |drafted, seconds| {
-            let sent = first.sent(size, Some(drafted));
-            first.observe(sent, 100, seconds);
-            first.room(size, 1.1, 1.0, 0.0)
-        };
-        for request in 0..100 {
-            one(request % 2 * 100, 0.05);
-        }
-        let room = one(100, 600.0);
-        assert!(room > 100.0, "{room}");
     }
 }

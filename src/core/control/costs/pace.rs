@@ -1,194 +1,194 @@
-//! The plain pace: seconds per plain token, by the engine's concurrency.
+//! The pace of plain decoding: seconds of a plain token in clean steps, in which the engine read
+//! nothing and verified nothing.
 //!
 //! It is (last − first) / (n − 1) over every stretch of plain decoding, so the wait for a first
-//! token never counts.
-
-use serde::{Deserialize, Serialize};
+//! token never counts. A pace that was measured at a bad moment may be too long, and where requests
+//! are always speculated on no step is clean that would correct it. But what is no clean step takes
+//! no less than one: so the pace is at most the usual time of a plain token concurrent with
+//! drafts, and of a verify request.
 
 use std::collections::BTreeMap;
 
-use super::READING;
-use crate::control::belief::IDLE_HALF_WEIGHT;
-use crate::control::shared::Sum;
-use crate::units::Tick;
+use serde::{Deserialize, Serialize};
 
+use super::concurrency::{ConcurrencyBucket, SIZES};
+use crate::control::shared::Sum;
+
+/// Steps after which one weighs a third.
+const MEMORY: f64 = 50.0;
+/// Clean steps that make a pace known: four, of which the first weigh a little less by then.
+pub(super) const KNOWN: f64 = 3.8;
+/// Weight of a step in which the engine read a prompt of ours: it counts where hardly any is clean.
+const READING: f64 = 0.03;
 /// Maximum length of a gap that counts, in tokens beyond those that it yielded: bursts are normal,
 /// and a stalled network is not the pace of the engine.
 const PAUSE_TOKENS: f64 = 24.0;
-/// Tokens after which a stretch weighs a third.
-const MEMORY: f64 = 50.0;
-/// Plain tokens that make a pace known: four, of which the first weigh a little less by then.
-pub const KNOWN: f64 = 3.8;
-/// Weight of an old pace when it is measured anew, in plain tokens.
-const LOOSE: f64 = 8.0;
-/// Plain tokens that make it settled: longer gaps are then taken for pauses.
+/// Steps from which on longer gaps are taken for pauses.
 const SETTLED: f64 = 8.0;
+/// Steps that were not clean, and resumptions, that a mean is over.
+const FEW: f64 = 16.0;
 
-/// Bounds of the concurrency buckets, requests in flight: below the first, and from each one on.
-const CONCURRENCIES: [usize; 5] = [2, 3, 5, 9, 17];
-const NAMES: [&str; SIZES] = ["1", "2", "3-4", "5-8", "9-16", "17-"];
-/// Number of concurrency buckets: 1, 2, 3 to 4, 5 to 8, 9 to 16, and 17 or more requests in flight.
-pub const SIZES: usize = CONCURRENCIES.len() + 1;
+/// Reasons for which plain tokens take longer than a plain step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Disturbance {
+    /// The engine read a prompt, or continued another request after rounds.
+    pub reading: bool,
+    /// Other requests of ours were speculated on.
+    pub shared: bool,
+    /// They are the first of a request that resumes after rounds.
+    pub resumed: bool,
+}
 
-/// Bucket of the engine's concurrency, by which costs are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct ConcurrencyBucket(usize);
+/// A mean over the last [`FEW`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Mean {
+    mean: f64,
+    weight: f64,
+}
 
-impl ConcurrencyBucket {
-    pub fn of(requests: usize) -> Self {
-        Self(CONCURRENCIES.iter().filter(|&&edge| requests >= edge).count())
+impl Mean {
+    fn note(&mut self, value: f64) {
+        self.weight = (self.weight + 1.0).min(FEW);
+        self.mean += (value - self.mean) / self.weight;
     }
 
-    /// All of them, in rising order.
-    pub fn all() -> impl Iterator<Item = Self> {
-        (0..SIZES).map(Self)
-    }
-
-    /// True if it has no upper limit.
-    pub fn is_open(self) -> bool {
-        self.0 + 1 == SIZES
-    }
-
-    /// Its requests in flight.
-    pub fn name(self) -> &'static str {
-        NAMES.get(self.0).copied().unwrap_or_default()
-    }
-
-    /// Its index, below [`SIZES`].
-    pub fn index(self) -> usize {
-        self.0
-    }
-
-    pub fn distance(self, other: Self) -> usize {
-        self.0.abs_diff(other.0)
+    fn known(self) -> Option<f64> {
+        (self.weight >= FEW).then_some(self.mean)
     }
 }
 
-/// Decayed sums over plain tokens.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+/// Plain tokens at one concurrency.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Stretch {
+    /// Decayed sums over clean steps: seconds, and steps.
     seconds: f64,
-    tokens: f64,
-    at: Tick,
-    /// Seconds and tokens of others, which fill up the memory that local ones leave free.
+    steps: f64,
+    /// The same of others, which fill up the memory that local ones leave free.
     #[serde(skip)]
     lent: Sum,
+    /// Seconds of a plain token concurrent with drafts, and of a verify request.
+    shared: Mean,
+    verify: Mean,
+    /// Seconds that resuming after rounds takes beyond a token, and the first verify request beyond
+    /// another one.
+    resumed: Mean,
+    entered: Mean,
 }
 
 impl Stretch {
+    fn clean(&self) -> Option<f64> {
+        let Sum(seconds, steps) = self.lent.within(MEMORY - self.steps);
+        let (seconds, steps) = (self.seconds + seconds, self.steps + steps);
+        (steps >= KNOWN).then(|| (seconds / steps).max(1e-7))
+    }
+
     fn token(&self) -> Option<f64> {
-        let Sum(seconds, tokens) = self.lent.within(MEMORY - self.tokens);
-        let (seconds, tokens) = (self.seconds + seconds, self.tokens + tokens);
-        (tokens >= KNOWN).then(|| (seconds / tokens).max(1e-7))
+        let limits = [self.shared.known(), self.verify.known()].into_iter().flatten();
+        Some(limits.fold(self.clean()?, f64::min).max(1e-7))
     }
 
-    /// Factor for the weight after the idle time; the minimum that makes the pace known stays
-    /// through any idle time.
-    fn idle_since(&self, now: Tick) -> f64 {
-        let idle_since = IDLE_HALF_WEIGHT / (IDLE_HALF_WEIGHT + now.seconds_since(self.at));
-        idle_since.max((KNOWN / self.tokens.max(1e-9)).min(1.0))
-    }
-
-    fn note(&mut self, seconds: f64, tokens: f64, now: Tick) {
-        let keep = (-tokens.min(64.0) / MEMORY).exp() * self.idle_since(now);
+    fn note(&mut self, seconds: f64, steps: f64) {
+        let keep = (-steps.min(64.0) / MEMORY).exp();
         self.seconds = self.seconds * keep + seconds;
-        self.tokens = self.tokens * keep + tokens;
-        self.at = self.at.max(now);
+        self.steps = self.steps * keep + steps;
     }
 }
 
-/// Seconds per plain token, by concurrency bucket.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Pace {
-    stretches: [Stretch; SIZES],
-}
+/// Seconds of plain tokens, by concurrency.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Pace([Stretch; SIZES]);
 
 impl Pace {
-    /// Notes that `tokens` plain tokens came `seconds` after the ones before.
-    pub fn note_plain(&mut self, concurrency: ConcurrencyBucket, seconds: f64, tokens: usize, now: Tick) {
-        let tokens = tokens as f64;
-        let Some(stretch) = self.stretches.get_mut(concurrency.0) else { return };
-        let seconds = match stretch.token() {
-            Some(mean) if stretch.tokens >= SETTLED => seconds.min(mean * (tokens + PAUSE_TOKENS)),
-            _ => seconds,
+    /// Notes `tokens` plain tokens of one of `ours` requests that came `seconds` after the ones
+    /// before: a step yields one for each, so that its tokens together are one measurement.
+    pub fn note(&mut self, at: ConcurrencyBucket, seconds: f64, tokens: usize, ours: usize, by: Disturbance) {
+        let token = self.token(at);
+        let Some(stretch) = self.0.get_mut(at.index()) else { return };
+        if tokens == 0 || !seconds.is_finite() {
+            return;
+        }
+        let count = tokens as f64;
+        let most = match token {
+            Some(token) if stretch.steps >= SETTLED => token * (count + PAUSE_TOKENS),
+            _ => f64::MAX,
         };
-        stretch.note(seconds, tokens, now);
-    }
-
-    /// As [`Self::note_plain`], while the engine read a prompt or began to continue a request.
-    pub fn note_reading(&mut self, concurrency: ConcurrencyBucket, seconds: f64, tokens: usize, now: Tick) {
-        if let Some(stretch) = self.stretches.get_mut(concurrency.0) {
-            stretch.note(seconds * READING, tokens as f64 * READING, now);
+        let seconds = seconds.min(most);
+        let share = if by.reading { READING } else { 1.0 } / ours.max(1) as f64;
+        match (by.resumed, by.shared) {
+            (true, _) if by.reading => {}
+            (true, _) => {
+                if let Some(token) = token {
+                    stretch.resumed.note((seconds - count * token).max(0.0));
+                }
+            }
+            (false, true) => stretch.shared.note(seconds / count),
+            (false, false) => stretch.note(seconds * share, count * share),
         }
     }
 
-    /// Replaces the measurements at this concurrency by one, seconds and tokens.
-    pub fn replace(&mut self, concurrency: ConcurrencyBucket, measured: Sum, now: Tick) {
-        if let Some(stretch) = self.stretches.get_mut(concurrency.0) {
-            (stretch.seconds, stretch.tokens, stretch.at) = (measured.0, measured.1, now);
+    /// Notes that a verify request took `seconds`.
+    pub fn verified(&mut self, at: ConcurrencyBucket, seconds: f64) {
+        if let Some(stretch) = self.0.get_mut(at.index()) {
+            stretch.verify.note(seconds);
         }
     }
 
-    /// Reduces the weight of the measurement at this concurrency, which is to be measured anew.
-    pub fn loosen(&mut self, concurrency: ConcurrencyBucket) {
-        if let Some(stretch) = self.stretches.get_mut(concurrency.0) {
-            let keep = (LOOSE / stretch.tokens.max(1e-9)).min(1.0);
-            (stretch.seconds, stretch.tokens) = (stretch.seconds * keep, stretch.tokens * keep);
+    /// Seconds of a plain token at this concurrency, or at the nearest where it is known, of two
+    /// the lower; `None` before four steps were timed at any.
+    pub fn token(&self, at: ConcurrencyBucket) -> Option<f64> {
+        let known = ConcurrencyBucket::all().zip(&self.0);
+        let known = known.filter_map(|(bucket, stretch)| Some((bucket, stretch.token()?)));
+        known.min_by_key(|(bucket, _)| bucket.distance(at)).map(|(_, token)| token)
+    }
+
+    /// The same at exactly this concurrency.
+    pub fn token_of(&self, at: ConcurrencyBucket) -> Option<f64> {
+        self.0.get(at.index())?.token()
+    }
+
+    /// Notes that a first verify request after plain decoding took so many seconds beyond another.
+    pub fn entered(&mut self, at: ConcurrencyBucket, seconds: f64) {
+        if let Some(stretch) = self.0.get_mut(at.index()) {
+            stretch.entered.note(seconds.max(0.0));
         }
     }
 
-    /// Makes `now` the origin of time, keeping the present certainty of every pace.
-    pub fn age(&mut self, now: Tick) {
-        for stretch in &mut self.stretches {
-            let keep = stretch.idle_since(now);
-            *stretch = Stretch {
-                seconds: stretch.seconds * keep,
-                tokens: stretch.tokens * keep,
-                at: Tick::default(),
-                ..*stretch
-            };
+    /// Seconds that resuming after rounds takes beyond a token.
+    pub fn resumed(&self, at: ConcurrencyBucket) -> Option<f64> {
+        self.lower(at, |stretch| stretch.resumed)
+    }
+
+    /// Seconds that a first verify request takes beyond another.
+    pub fn switch_in(&self, at: ConcurrencyBucket) -> Option<f64> {
+        self.lower(at, |stretch| stretch.entered)
+    }
+
+    /// A mean at this concurrency or the nearest lower one: the queue of a high concurrency does
+    /// not apply to a low one.
+    fn lower(&self, at: ConcurrencyBucket, which: impl Fn(&Stretch) -> Mean) -> Option<f64> {
+        let lower = self.0.iter().take(at.index() + 1).rev();
+        lower.map(which).find(|mean| mean.weight > 0.0).map(|mean| mean.mean)
+    }
+
+    /// Makes all measurements weigh this share of what they did; a pace that is known stays so.
+    pub fn fade(&mut self, share: f64) {
+        for stretch in &mut self.0 {
+            let share = share.max((KNOWN / stretch.steps.max(1e-9)).min(1.0));
+            (stretch.seconds, stretch.steps) = (stretch.seconds * share, stretch.steps * share);
         }
     }
 
-    /// Seconds and tokens that were measured here, by concurrency, with their weight at `now`.
-    pub fn shared(&self, now: Tick) -> BTreeMap<usize, Sum> {
-        let weighted = |stretch: &Stretch| {
-            let keep = stretch.idle_since(now);
-            Sum(stretch.seconds * keep, stretch.tokens * keep)
-        };
-        let measured = self.stretches.iter().enumerate().filter(|(_, stretch)| stretch.tokens > 0.0);
-        measured.map(|(at, stretch)| (at, weighted(stretch))).collect()
+    /// Seconds and steps that were measured here, by concurrency.
+    pub fn local(&self) -> BTreeMap<usize, Sum> {
+        let measured = self.0.iter().enumerate().filter(|(_, stretch)| stretch.steps > 0.0);
+        measured.map(|(at, stretch)| (at, Sum(stretch.seconds, stretch.steps))).collect()
     }
 
     /// Replaces the measurements of others.
     pub fn lend(&mut self, lent: &BTreeMap<usize, Sum>) {
-        for (at, stretch) in self.stretches.iter_mut().enumerate() {
+        for (at, stretch) in self.0.iter_mut().enumerate() {
             stretch.lent = lent.get(&at).copied().unwrap_or_default();
         }
-    }
-
-    /// Seconds per plain token at this concurrency, or at the nearest measured one, of two the
-    /// lower; `None` before four were timed at any.
-    pub fn token(&self, concurrency: ConcurrencyBucket) -> Option<f64> {
-        let known =
-            self.stretches.iter().enumerate().filter_map(|(at, stretch)| Some((at, stretch.token()?)));
-        known.min_by_key(|&(at, _)| at.abs_diff(concurrency.0)).map(|(_, token)| token)
-    }
-
-    /// Seconds per plain token at the concurrency where they are fewest; `None` before four were
-    /// timed at any.
-    pub fn lowest(&self) -> Option<f64> {
-        self.stretches.iter().filter_map(Stretch::token).min_by(f64::total_cmp)
-    }
-
-    /// True if other sidecars have measured the pace at this concurrency.
-    pub fn is_lent(&self, concurrency: ConcurrencyBucket) -> bool {
-        self.stretches.get(concurrency.0).is_some_and(|stretch| stretch.lent.1 >= KNOWN)
-    }
-
-    /// Seconds per plain token at exactly this concurrency; `None` before four were timed there.
-    pub fn token_of(&self, concurrency: ConcurrencyBucket) -> Option<f64> {
-        self.stretches.get(concurrency.0).and_then(Stretch::token)
     }
 }
 
@@ -196,29 +196,62 @@ impl Pace {
 mod tests {
     use super::*;
 
-    #[test]
-    fn concurrencies_have_their_own_paces_and_lend_to_their_neighbours() {
-        let mut pace = Pace::default();
-        (0..40).for_each(|_| pace.note_plain(ConcurrencyBucket::of(1), 0.010, 1, Tick(0)));
-        assert!((pace.token(ConcurrencyBucket::of(20)).unwrap() - 0.010).abs() < 1e-9);
-        (0..40).for_each(|_| pace.note_plain(ConcurrencyBucket::of(16), 0.030, 1, Tick(0)));
-        assert!((pace.token(ConcurrencyBucket::of(20)).unwrap() - 0.030).abs() < 1e-9);
-        assert!((pace.token(ConcurrencyBucket::of(1)).unwrap() - 0.010).abs() < 1e-9);
-        assert_eq!(pace.token_of(ConcurrencyBucket::of(4)), None);
+    fn at(requests: usize) -> ConcurrencyBucket {
+        ConcurrencyBucket::of(requests)
+    }
+
+    fn clean(pace: &mut Pace, requests: usize, seconds: f64, times: usize) {
+        (0..times).for_each(|_| pace.note(at(requests), seconds, 1, 1, Disturbance::default()));
     }
 
     #[test]
-    fn bursts_do_not_hide_the_pace_and_idle_time_does_not_forget_it() {
+    fn tokens_in_bursts_are_timed_by_their_mean() {
         let mut pace = Pace::default();
         for _ in 0..40 {
-            pace.note_plain(ConcurrencyBucket::default(), 0.040, 1, Tick(0));
-            pace.note_plain(ConcurrencyBucket::default(), 0.0, 3, Tick(0));
+            pace.note(at(1), 0.040, 1, 1, Disturbance::default());
+            pace.note(at(1), 0.0, 3, 1, Disturbance::default());
         }
-        let token = pace.token(ConcurrencyBucket::default()).unwrap();
+        let token = pace.token(at(1)).unwrap();
         assert!((token - 0.010).abs() < 0.001, "{token}");
-        let hours = Tick(10_000_000_000);
-        (0..4).for_each(|_| pace.note_plain(ConcurrencyBucket::default(), 0.020, 1, hours));
-        let token = pace.token(ConcurrencyBucket::default()).unwrap();
-        assert!((0.014..0.020).contains(&token), "after idle time a few tokens weigh much: {token}");
+    }
+
+    #[test]
+    fn concurrencies_have_their_own_paces_and_lend_to_their_neighbours() {
+        let mut pace = Pace::default();
+        clean(&mut pace, 1, 0.010, 40);
+        assert!((pace.token(at(20)).unwrap() - 0.010).abs() < 1e-9);
+        clean(&mut pace, 16, 0.030, 80);
+        assert!((pace.token(at(20)).unwrap() - 0.030).abs() < 1e-9);
+        assert!((pace.token(at(1)).unwrap() - 0.010).abs() < 1e-9);
+        assert_eq!(pace.token_of(at(4)), None);
+    }
+
+    #[test]
+    fn what_is_no_clean_step_shows_no_pace_and_bounds_it() {
+        let mut pace = Pace::default();
+        let reading = Disturbance { reading: true, ..Disturbance::default() };
+        (0..60).for_each(|_| pace.note(at(16), 0.25, 1, 16, reading));
+        assert_eq!(pace.token(at(16)), None, "prompts were read all the time");
+        (0..3_000).for_each(|_| pace.note(at(16), 0.25, 1, 16, reading));
+        assert!((pace.token(at(16)).unwrap() - 0.25).abs() < 1e-9, "there is no other");
+        let shared = Disturbance { shared: true, ..Disturbance::default() };
+        (0..40).for_each(|_| pace.note(at(16), 0.06, 1, 16, shared));
+        assert!((pace.token(at(16)).unwrap() - 0.06).abs() < 1e-6);
+        (0..40).for_each(|_| pace.verified(at(16), 0.05));
+        assert!((pace.token(at(16)).unwrap() - 0.05).abs() < 1e-6);
+        clean(&mut pace, 16, 0.02, 200);
+        assert!((pace.token(at(16)).unwrap() - 0.02).abs() < 0.005);
+        pace.note(at(16), 0.05, 1, 16, Disturbance { resumed: true, ..Disturbance::default() });
+        assert!((pace.resumed(at(16)).unwrap() - 0.03).abs() < 0.006);
+    }
+
+    #[test]
+    fn a_pause_is_no_pace_and_a_change_is_followed() {
+        let mut pace = Pace::default();
+        clean(&mut pace, 1, 0.01, 100);
+        clean(&mut pace, 1, 60.0, 1);
+        assert!(pace.token(at(1)).unwrap() < 0.02, "{:?}", pace.token(at(1)));
+        clean(&mut pace, 1, 0.03, 200);
+        assert!((pace.token(at(1)).unwrap() - 0.03).abs() < 0.001);
     }
 }

@@ -9,7 +9,7 @@ use crate::control::costs::Basis;
 use crate::control::gates::{self, GateInputs};
 use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value};
 use crate::draft::{Budget, DrafterId, Tree};
-use crate::units::{Tick, TokenId};
+use crate::units::TokenId;
 use crate::words::{PlainReason, VerifyMethod};
 
 /// Minimum rounds in the shadow for a projected speedup.
@@ -32,7 +32,7 @@ type Offer = (Quote, Outlook);
 impl SpeculationController {
     /// Chooses the next step. The caller has checked that nothing forbids speculation. The lookups
     /// search while no other session of the replica waits for its measurements.
-    pub fn choose(&mut self, output: &[TokenId], state: SessionState, now: Tick) -> NextStep {
+    pub fn choose(&mut self, output: &[TokenId], state: SessionState) -> NextStep {
         if let Some(fixed) = self.rules.gamma_fixed {
             return self.forced(output, fixed, state);
         }
@@ -41,15 +41,15 @@ impl SpeculationController {
             return NextStep::Plain(PlainReason::NoDraft);
         }
         let early = !state.speculating && state.done < self.not_before;
-        if !self.caught_up(state.done) || early || self.has_lost() {
+        if !self.caught_up(state.done) || early || self.streak.is_some_and(Streak::has_lost) {
             return NextStep::Plain(PlainReason::NoGain);
         }
         let control = Arc::clone(&self.control);
         let open = control.with(|learnt| {
-            if let Some(reason) = self.gate(state, learnt, now) {
+            if let Some(reason) = self.gate(state, learnt) {
                 return Err(reason);
             }
-            let round_costs = self.round_costs(learnt, !state.speculating);
+            let round_costs = self.round_costs(learnt);
             Ok((self.budget(state, &round_costs, learnt), round_costs))
         });
         let (budget, round_costs) = match open {
@@ -62,30 +62,24 @@ impl SpeculationController {
     }
 
     /// Reason why no session may speculate on this replica now; `None` if one may.
-    pub(super) fn gate(
-        &mut self,
-        state: SessionState,
-        learnt: &mut Measurements,
-        now: Tick,
-    ) -> Option<PlainReason> {
+    pub(super) fn gate(&mut self, state: SessionState, learnt: &mut Measurements) -> Option<PlainReason> {
         let (speculating, first_token) = (state.speculating, self.rules.first_token);
-        let inputs = GateInputs { learnt, speculating, first_token, now };
+        let inputs = GateInputs { learnt, speculating, first_token };
         gates::closed(inputs).next().map(|(reason, _)| reason)
     }
 
-    /// Present costs; `begins`: for a session that begins to speculate.
-    pub(super) fn round_costs(&self, learnt: &Measurements, begins: bool) -> RoundCosts {
-        RoundCosts::new(learnt, self.way(), self.model.number, begins)
+    /// Present costs.
+    pub(super) fn round_costs(&self, learnt: &Measurements) -> RoundCosts {
+        RoundCosts::new(learnt, self.way(), self.model.number)
     }
 
-    /// The largest draft whose cost can be predicted and that pauses the client's stream for at
+    /// The largest draft that pauses the client's stream for at
     /// most `max_gap`. No nodes at all if even an empty round takes longer.
     fn budget(&self, state: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
         let way = self.way();
         let sequences =
             if way.method == VerifyMethod::FanOut { learnt.concurrency.fan_out_nodes() } else { usize::MAX };
-        let allowed =
-            learnt.nodes_allowed(self.rules.first_token).min(learnt.costs.reach(way)).min(sequences);
+        let allowed = learnt.nodes_allowed(self.rules.first_token).min(learnt.tried(way)).min(sequences);
         let most = state.room.nodes.min(self.rules.gamma_max).min(allowed).min(self.room());
         Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: state.room.depth }
     }
@@ -165,8 +159,7 @@ impl SpeculationController {
         inputs: &ChoiceInputs<'_, '_>,
     ) -> bool {
         if inputs.state.speculating {
-            return self.streak.is_some_and(Streak::tries)
-                || outlook.goes_on(quote, self.rules.stay, self.streak.map_or(0, |streak| streak.gap));
+            return outlook.goes_on(quote, self.rules.margin, self.streak.map_or(0, |streak| streak.gap));
         }
         let known = |drafter| inputs.learnt.survival.evidence(self.bucket, drafter) >= EVIDENCE;
         first.is_some_and(known) && outlook.begins(quote, self.rules.margin)
@@ -198,7 +191,7 @@ impl SpeculationController {
     pub fn projected_speedup(&self, tokens: usize) -> Option<(f64, Basis)> {
         self.control.with(|learnt| {
             let token = learnt.costs.plain_token()?;
-            let round_costs = self.round_costs(learnt, false);
+            let round_costs = self.round_costs(learnt);
             let known = self.slots.iter().filter(|slot| slot.rounds.count() >= PROJECTED_OF);
             let rate =
                 known.filter_map(|slot| round_costs.value(&slot.rounds).rate()).max_by(f64::total_cmp)?;
@@ -245,7 +238,7 @@ impl SpeculationController {
             if self.rules.gamma_fixed.is_some() {
                 return self.merged(&drafts, budget, learnt).tree;
             }
-            let round_costs = self.round_costs(learnt, false);
+            let round_costs = self.round_costs(learnt);
             let budget = self.budget(SessionState { room: budget, ..state }, &round_costs, learnt);
             let rate = self.model_rate(&round_costs, learnt);
             let (mut draft, quote) = self.cut(&drafts, budget, rate, &round_costs, learnt);

@@ -21,7 +21,7 @@ impl SpeculationController {
             return None;
         }
         let (known, promising, hopeless, earned) = self.control.with(|learnt| {
-            let round_costs = self.round_costs(learnt, false);
+            let round_costs = self.round_costs(learnt);
             let known = learnt.survival.evidence(self.bucket, self.model) >= EVIDENCE;
             let earned = ShadowSchedule::earned_by(
                 learnt.costs.shadow_pass(self.model.number),
@@ -76,7 +76,7 @@ impl SpeculationController {
             return 0.0;
         }
         self.control.with(|learnt| {
-            let round_costs = self.round_costs(learnt, false);
+            let round_costs = self.round_costs(learnt);
             self.model_rate(&round_costs, learnt) * round_costs.one_more(gamma) + round_costs.price
         })
     }
@@ -94,7 +94,7 @@ impl SpeculationController {
         let gamma = self
             .control
             .with(|learnt| {
-                let round_costs = self.round_costs(learnt, false);
+                let round_costs = self.round_costs(learnt);
                 self.model_offer(
                     self.rules.gamma_max,
                     self.model_rate(&round_costs, learnt),
@@ -125,7 +125,7 @@ impl SpeculationController {
                 learnt.costs.shadow_pass(self.model.number),
                 learnt.costs.plain_token(),
             );
-            (self.promising(1.0, &self.round_costs(learnt, false), learnt), earned)
+            (self.promising(1.0, &self.round_costs(learnt), learnt), earned)
         });
         self.read();
         if let Some(drafter) = self.model_drafter_mut() {

@@ -22,7 +22,7 @@ impl<W: Walk> Session<W> {
             let before = self.summary.reason.unwrap_or(PlainReason::NoGain);
             return if speculating { NextStep::Verify(Tree::default()) } else { NextStep::Plain(before) };
         }
-        match self.controller.choose(self.output.tokens(), state, now) {
+        match self.controller.choose(self.output.tokens(), state) {
             NextStep::Plain(reason) => NextStep::Plain(reason),
             // Only where it is what prevents a round: it passes with the next tokens.
             _ if self.is_text_withheld() => NextStep::Plain(PlainReason::WithheldText),

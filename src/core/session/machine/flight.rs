@@ -3,6 +3,7 @@
 use crate::draft::Tree;
 use crate::session::ActionId;
 use crate::units::Tick;
+use crate::words::Conditions;
 
 /// The tokens that a plain request covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,9 +66,8 @@ pub(super) struct Verifying {
     pub modelled: usize,
     /// The index of its method in the list of methods.
     pub position: usize,
-    /// Tolerance of a lossy acceptance rule, by the load when it was sent: the result must not
-    /// change it.
-    pub tolerance: f64,
+    /// Load and tolerance when it was sent: the result must not change them.
+    pub conditions: Conditions,
 }
 
 /// The kind of action that an id names.
@@ -136,7 +136,7 @@ mod tests {
             draft: Tree::default(),
             modelled: 0,
             position: 0,
-            tolerance: 0.0,
+            conditions: Conditions::default(),
         });
         assert_eq!(flight.deadline(), Some(Tick(90)));
         flight.draft = Some(Drafting { id: ActionId(4), since, gamma: 4, until: Tick(70) });

@@ -8,10 +8,10 @@ use super::flight::{Drafting, Verifying};
 use crate::control::Presence;
 use crate::draft::Tree;
 use crate::session::accept::{Accepted, Judged, Walk};
-use crate::session::controller::{NextStep, VerifyTiming};
+use crate::session::controller::{Drift, NextStep, VerifyTiming};
 use crate::session::{Action, Event, Fault, Judging};
 use crate::units::Tick;
-use crate::words::{PlainReason, Put, VerifyResult};
+use crate::words::{Conditions, PlainReason, Put, VerifyResult};
 
 /// Patience for a draft, in times of a plain token: where drafter and backend share their cores,
 /// the first draft waits for the rest of the cancelled plain request.
@@ -97,8 +97,8 @@ impl<W: Walk> Session<W> {
         }
         let id = self.act(Action::Verify(draft.clone(), method));
         let until = now.after(self.resources.timeouts.verify);
-        let tolerance = self.tolerance();
-        self.flight.call = Some(Verifying { id, until, began, draft, modelled, position, tolerance });
+        let conditions = self.conditions();
+        self.flight.call = Some(Verifying { id, until, began, draft, modelled, position, conditions });
     }
 
     /// True if drafts depend on the target's noise in more ways than through the model drafter's
@@ -107,13 +107,12 @@ impl<W: Walk> Session<W> {
         self.resources.shares_noise && !self.rules.lookups.is_empty()
     }
 
-    /// Present tolerance of the acceptance rule.
-    fn tolerance(&self) -> f64 {
-        if !self.rules.accept.is_lossy() {
-            return 0.0;
-        }
+    /// Present load, and the tolerance of the acceptance rule there.
+    fn conditions(&self) -> Conditions {
         let load = self.controller.control().with(|learnt| learnt.concurrency.load());
-        self.rules.accept.tolerance.at(self.temperature, load)
+        let (accept, temperature) = (&self.rules.accept, self.temperature);
+        let tolerance = if accept.is_lossy() { accept.tolerance.at(temperature, load) } else { 0.0 };
+        Conditions { temperature, load, tolerance }
     }
 
     pub(super) fn drafting(&mut self, event: Event, now: Tick) {
@@ -175,7 +174,7 @@ impl<W: Walk> Session<W> {
         let Some(accepted) = self.walked(&call, result) else { return self.verify_failed(now) };
         let decided = !accepted.tokens.is_empty();
         self.timed_call(&call, result, decided, now);
-        let Verifying { id, mut draft, modelled, position, .. } = call;
+        let Verifying { id, mut draft, modelled, position, conditions, .. } = call;
         if !decided {
             return self.verify_by(position + 1, draft, modelled, now, now);
         }
@@ -190,7 +189,7 @@ impl<W: Walk> Session<W> {
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         let sent = accepted.nodes.iter().filter(|node| **node < draft.len()).count().min(delta.tokens.len());
         let (drafted, depth) = (draft.len() as u32, draft.depth() as u32);
-        self.summary.round(Judging { call: id, drafted, accepted: sent as u32, depth });
+        self.summary.round(Judging { call: id, drafted, accepted: sent as u32, depth, conditions });
         self.summary.drift = self.judge.ledger();
         self.emit(delta);
         self.controller.round(&draft, &accepted, modelled, now);
@@ -205,16 +204,28 @@ impl<W: Walk> Session<W> {
     /// Walks the draft of a verify request. `None` if the result cannot be used: an id outside the
     /// vocabulary must not join the context, because no plain request could continue from it.
     fn walked(&mut self, call: &Verifying, result: &VerifyResult) -> Option<Accepted> {
+        let output = self.output.tokens().len();
+        let relaxes = call.conditions.tolerance > 0.0 && self.rules.accept.is_lossy();
+        let rest = self.output.rest();
+        let drift = if relaxes { self.controller.drift(&call.draft, output, rest) } else { Drift::default() };
         let round = Judged {
             draft: &call.draft,
             result,
             context: self.context(),
-            output: self.output.tokens().len(),
-            tolerance: call.tolerance,
+            output,
+            tolerance: call.conditions.tolerance,
             coupled: self.coupled(),
+            expected: drift.expected,
+            price: drift.price,
+            worth: &drift.worth,
             free: &|tokens| self.output.is_free_behind(tokens),
         };
+        let before = self.judge.ledger().charged;
         let accepted = self.judge.walk(&round);
+        if relaxes {
+            let tokens = accepted.as_ref().map_or(0, |accepted| accepted.tokens.len());
+            self.controller.drifted(self.judge.ledger().charged - before, tokens, drift.expected);
+        }
         accepted.filter(|accepted| accepted.is_within(self.resources.vocabulary))
     }
 

@@ -101,7 +101,13 @@ sections! {
             "Rounds whose draft reached this position, the divisor for accepted tokens.";
         histogram VERIFY_SECONDS = "foretell_verify_seconds" [] in CALL "Duration of a verify request.";
         histogram DRAFT_SECONDS = "foretell_draft_seconds" [] in WORK "Time to draft for a round.";
-        histogram GAMMA = "foretell_gamma" [] in TOKENS "Draft tokens sent in one round.";
+        histogram GAMMA = "foretell_gamma" ["temperature", "load"] in TOKENS
+            "Draft tokens sent in one round, by range of the request's temperature and of the engine's load (0 idle, 1 full or waiting).";
+        histogram ACCEPTED = "foretell_accepted" ["temperature", "load"] in TOKENS
+            "Draft tokens accepted in one round, by the same ranges.";
+        gauge TOLERANCE = "foretell_tolerance" ["policy"]
+            "Tolerance of the acceptance rule at the last round, 0 (exact) to 1.";
+        gauge LOAD = "foretell_load" ["backend"] "Load of the engine at the last round, 0 to 1, by which the curves of policies are looked up.";
         counter DRAFTS = "foretell_drafts_total" ["kind"] "Requests to model drafters: a `draft`, or a `shadow` draft.";
         counter DRAFTS_LOST = "foretell_drafts_lost_total" ["kind", "cause"]
             "Requests to model drafters without an answer, or with one that came too late: `timeout`, `patience`, `fault`, `no_slot`.";

@@ -381,21 +381,22 @@ function learnt(costs) {
   const plain = costs?.plain[0];
   if (plain === undefined) return "–";
   const verify = costs.verify[0];
-  const draft = verify?.drafts.at(-1);
-  const call = draft === undefined ? "" : `; ${verify.method} of ${draft.nodes} ${millis(draft.seconds * 1000)}`;
+  const call = verify === undefined ? "" : `; ${verifies(verify)}`;
   return `a plain token ${millis(plain.token_seconds * 1000)}${call}`;
+}
+
+/** The cost of a verify request, in words. */
+function verifies(at) {
+  return `${at.method} ${millis(at.base_seconds * 1000)}, each draft token ${millis(at.token_seconds * 1000)}`;
 }
 
 /** All learnt costs, a line for each kind of request, and how much speculation may still lose. */
 function allLearnt(costs) {
   if (costs === null || costs === undefined) return null;
   const plain = costs.plain.map((at) => `${at.requests} in flight: a plain token ${millis(at.token_seconds * 1000)}`);
-  const verify = costs.verify.map((at) => {
-    const drafts = at.drafts.map((draft) => `${draft.nodes}: ${millis(draft.seconds * 1000)}`);
-    return `${at.requests} in flight, context ${at.context}${at.plain_neighbours ? ", with plain requests" : ""}: ${at.method} of ${drafts.join(", ")}`;
-  });
+  const verify = costs.verify.map((at) => `${at.requests} in flight, context ${at.context}: ${verifies(at)}, beside plain requests ${millis(at.wait_seconds * 1000)} more`);
   const regret = `may still lose ${millis(costs.regret_remaining_seconds * 1000)} of ${millis(costs.regret_capacity_seconds * 1000)}`;
-  return [...plain, ...verify, regret, `price of a draft node ${costs.price.toFixed(2)} plain tokens`].join("\n");
+  return [...plain, ...verify, regret, `price of a draft token ${costs.price.toFixed(2)} plain tokens`].join("\n");
 }
 
 export function policies(answer) {
