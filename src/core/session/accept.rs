@@ -403,4 +403,48 @@ mod tests {
         let run = walk_samples(&draft, &rows(&[2, 5, 6, 7, 8])).expect("fits");
         assert_eq!((run.tokens, run.nodes), (vec![2, 6, 8], vec![1, 3]));
     }
+
+    /// Every chance is taken.
+    struct Always;
+
+    impl Draws for Always {
+        fn token(&mut self, _: usize) -> f64 {
+            0.5
+        }
+
+        fn chance(&mut self, _: usize, probability: f64) -> bool {
+            probability > 0.0
+        }
+    }
+
+    #[test]
+    fn a_position_is_relaxed_only_if_the_tokens_that_follow_are_worth_its_charge() {
+        let draft = Tree::chain(&[1, 2], Source::Model, Features::default());
+        let dist = Dist { top: vec![(7, 0.5), (1, 0.3), (2, 0.2)], complete: true, slack: 0.0 };
+        let first = Row { dist: Some(dist), ..Row::of(7) };
+        let result = VerifyResult { rows: vec![first, Row::of(2), Row::of(4)], ..VerifyResult::default() };
+        let rule = Rule::Ears { kappa: 0.0 };
+        let accept = Accept { rule, drift_per_100_tokens: 100.0, ..Accept::default() };
+        let relaxed = |price, coupled| {
+            let mut ledger = Ledger::default();
+            let round = Judged {
+                draft: &draft,
+                result: &result,
+                context: 0,
+                output: 9,
+                tolerance: 0.5,
+                coupled,
+                expected: 100.0,
+                price,
+                worth: &[3.0, 1.0],
+                free: &|_| true,
+            };
+            let run = walk(&round, &accept, &mut ledger, &mut Always).expect("fits");
+            (run.tokens.first() == Some(&1), ledger.charged > 0.0)
+        };
+        assert_eq!(relaxed(2.9, false), (true, true));
+        assert_eq!(relaxed(3.1, false), (false, false), "three tokens follow");
+        assert_eq!(relaxed(2.9, true), (false, false), "a coupled draft is charged in full");
+        assert_eq!(relaxed(2.0, true), (true, true));
+    }
 }

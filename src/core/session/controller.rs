@@ -490,7 +490,8 @@ impl SpeculationController {
         let way = self.way_of(position);
         self.control.with(|learnt| {
             let expected = learnt.costs.verify(way, nodes, learnt.shares());
-            learnt.concurrency.requests() > 1 && expected >= BUSY * timeout.as_secs_f64()
+            let measured = learnt.costs.line(way).weight >= 1.0;
+            measured && learnt.concurrency.requests() > 1 && expected >= BUSY * timeout.as_secs_f64()
         })
     }
 

@@ -191,10 +191,16 @@ fn labels() -> Vec<Label> {
             "the API that a request came by; `other` asks for no text; of `foretell target`: the path",
             &["completions", "chat", "responses", "messages", "other"],
         ),
+        closed(
+            "temperature",
+            "range of a request's temperature, of which the first is exactly 0",
+            &super::Conditions::TEMPERATURES,
+        ),
         closed("signal", "a figure of an engine's load", &["running", "waiting", "kv"]),
         closed("source", "where a number of tokens comes from", &["reported", "estimated"]),
         closed("stage", "a part of Foretell's work", &Stage::ALL.map(Stage::name)),
         open("status", "HTTP status of an answer of `foretell target`"),
+        closed("load", "range of an engine's load, 0 idle to 1 full or waiting", &super::Conditions::LOADS),
         closed("to", "state after a change: of a gate, or of a breaker", &["open", "closed", "half_open"]),
         open("version", "of the program, or the hash of a configuration"),
     ]

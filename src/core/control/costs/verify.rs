@@ -26,7 +26,7 @@ const COMMON: f64 = 0.01;
 const SCALE: [f64; 6] = [4.0, 0.06, 1.0, 0.01, 0.1, 10.0];
 /// Error of a measurement, in plain tokens: of a request alone, and of one among others, whose
 /// steps hold more than is known here.
-const NOISE: (f64, f64) = (0.1, 1.0);
+const NOISE: (f64, f64) = (0.3, 1.0);
 /// Weight of a measurement while the engine read a prompt: however long that took.
 const READING: f64 = 0.03;
 /// Maximum of a measurement that counts, as a multiple of what is expected, and the measurements
@@ -130,7 +130,7 @@ impl VerifyLine {
     pub fn seconds(&self, nodes: usize, shared: Shared) -> f64 {
         let wait = shared.waits * (self.wait - self.saved * shared.modelled as f64);
         let empty = self.base + wait + self.concurrent * shared.concurrent;
-        empty.max(self.least) + self.node * nodes as f64
+        (empty + self.node * nodes as f64).max(self.least)
     }
 
     fn of(line: &Line, token: f64) -> Self {
