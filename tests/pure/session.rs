@@ -450,7 +450,7 @@ fn a_request_that_breaks_off_behind_a_pause_is_continued_once_too() {
 fn all_tokens_of_a_whole_answer_are_booked_to_its_time() {
     let mut desk = desk();
     desk.control.with(|learnt| {
-        (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, 1, control::Disturbance::default()))
+        (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, 1, control::Disturbance::default()));
     });
     let (verify, _) = desk.take_step();
     let on = stays_plain(&desk.tell(verify, Event::Fault(Fault::Verify)));

@@ -243,7 +243,7 @@ struct Lossy {
 impl Default for Lossy {
     fn default() -> Self {
         let Accept { tolerance, max_drift, drift_per_100_tokens, .. } = Accept::default();
-        Self { tolerance, max_drift, drift_per_100_tokens }
+        Self { tolerance, drift_per_100_tokens, max_drift }
     }
 }
 

@@ -187,6 +187,11 @@ impl Costs {
         self.verify.note(key, nodes, shared, seconds, token, &|at| pace.token_of(at));
     }
 
+    /// The usual seconds of a verify request at this concurrency; `None` before some were measured.
+    pub fn usual_verify(&self) -> Option<f64> {
+        self.pace.usual_verify(self.concurrency)
+    }
+
     /// Notes if a verify request of a method decided at least one token.
     pub fn decided(&mut self, method: VerifyMethod, anything: bool, now: Tick) {
         if let Some(share) = self.undecided.get_mut(method.index()) {

@@ -483,15 +483,13 @@ impl SpeculationController {
         (began, worth.max(1))
     }
 
-    /// True if the engine computes so many concurrent requests that a verify request of `nodes`
-    /// nodes, by the method at this index of the list, was expected to take an eighth of its
-    /// timeout.
-    pub fn is_busy(&self, position: usize, nodes: usize, timeout: Duration) -> bool {
-        let way = self.way_of(position);
+    /// True if the engine computes so many concurrent requests that verify requests usually take an
+    /// eighth of their timeout.
+    pub fn is_busy(&self, timeout: Duration) -> bool {
+        let most = BUSY * timeout.as_secs_f64();
         self.control.with(|learnt| {
-            let expected = learnt.costs.verify(way, nodes, learnt.shares());
-            let measured = learnt.costs.line(way).weight >= 1.0;
-            measured && learnt.concurrency.requests() > 1 && expected >= BUSY * timeout.as_secs_f64()
+            let long = learnt.costs.usual_verify().is_some_and(|usual| usual >= most);
+            long && learnt.concurrency.requests() > 1
         })
     }
 
@@ -531,17 +529,8 @@ impl SpeculationController {
         self.not_before = done + (FAULT_BACKOFF_TOKENS << self.faults);
     }
 
-    /// A verify request by the method at this index of the list was late because the engine is
-    /// busy: only its time is lost.
-    pub fn verify_late(&mut self, position: usize, nodes: usize, waited: f64, now: Tick) {
-        let way = self.way_of(position);
-        // It takes at least as long; a lower estimate was wrong.
-        self.control.with(|learnt| {
-            let shares = learnt.shares();
-            if learnt.costs.verify(way, nodes, shares) < waited {
-                learnt.costs.verified(way, nodes, shares, waited);
-            }
-        });
+    /// A verify request was late because the engine is busy: only its time is lost.
+    pub fn verify_late(&mut self, now: Tick) {
         self.booked(0, 0, 0.0, now);
         self.streak = None;
     }

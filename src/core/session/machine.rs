@@ -227,7 +227,7 @@ impl<W: Walk> Session<W> {
         }
         if let Some(late) = self.flight.call.take_if(|call| call.until <= now) {
             self.act(Action::Cancel(late.id));
-            self.verify_late(&late, now);
+            self.verify_late(now);
         }
         if self.resume_at.take_if(|until| *until <= now).is_some() {
             self.decode_plainly(PlainReason::RetryAfter, false, now);

@@ -133,6 +133,11 @@ impl Pace {
         }
     }
 
+    /// The usual seconds of a verify request at this concurrency; `None` before some were measured.
+    pub fn usual_verify(&self, at: ConcurrencyBucket) -> Option<f64> {
+        self.0.get(at.index())?.verify.known()
+    }
+
     /// Seconds of a plain token at this concurrency, or at the nearest where it is known, of two
     /// the lower; `None` before four steps were timed at any.
     pub fn token(&self, at: ConcurrencyBucket) -> Option<f64> {

@@ -70,7 +70,7 @@ fn the_first_request_shows_the_switch_and_one_hiccup_is_damped() {
     assert!(near(costs.switch_in(), 0.040) && costs.line(TREE).weight == 0.0, "{}", costs.switch_in());
     (0..30).for_each(|_| costs.verified(TREE, 4, ALONE, 0.012));
     costs.verified(TREE, 8, ALONE, 4.0);
-    assert!(costs.verify(TREE, 8, ALONE) < 0.05, "{:?}", costs.line(TREE));
+    assert!(costs.verify(TREE, 8, ALONE) < 0.08, "{:?}", costs.line(TREE));
 }
 
 #[test]

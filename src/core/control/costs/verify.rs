@@ -130,7 +130,7 @@ impl VerifyLine {
     pub fn seconds(&self, nodes: usize, shared: Shared) -> f64 {
         let wait = shared.waits * (self.wait - self.saved * shared.modelled as f64);
         let empty = self.base + wait + self.concurrent * shared.concurrent;
-        (empty + self.node * nodes as f64).max(self.least)
+        empty.max(self.least) + self.node * nodes as f64
     }
 
     fn of(line: &Line, token: f64) -> Self {

@@ -249,12 +249,11 @@ impl<W: Walk> Session<W> {
 
     /// A verify request has not been answered in time. On a busy engine, where requests were
     /// expected to take long concurrent with others, the cause is load; else it is a fault.
-    pub(super) fn verify_late(&mut self, late: &Verifying, now: Tick) {
-        let (position, nodes) = (late.position, late.draft.len());
-        if !self.controller.is_busy(position, nodes, self.resources.timeouts.verify) {
+    pub(super) fn verify_late(&mut self, now: Tick) {
+        if !self.controller.is_busy(self.resources.timeouts.verify) {
             return self.verify_failed(now);
         }
-        self.controller.verify_late(position, nodes, now.seconds_since(late.began), now);
+        self.controller.verify_late(now);
         self.plain_after_fault(PlainReason::GateLoad, now);
     }
 
