@@ -313,10 +313,12 @@ impl Costs {
     /// Basis of the expected cost of verify requests by this method and context.
     pub fn basis(&self, way: Way) -> Basis {
         let key = self.key(way);
-        match () {
-            () if self.verify.is_measured(key) => Basis::Measured,
-            () if self.verify.is_probed(key) => Basis::Probe,
-            () => Basis::Guess,
+        if self.verify.is_measured(key) {
+            Basis::Measured
+        } else if self.verify.is_probed(key) {
+            Basis::Probe
+        } else {
+            Basis::Guess
         }
     }
 

@@ -58,12 +58,9 @@ impl<K: Key> Lines<K> {
         self.0.iter().map(|(key, line)| (*key, line))
     }
 
-    /// Makes the measurements of every line weigh this share of what they did, but no less than
-    /// `least` measurements.
-    pub fn fade(&mut self, share: f64, least: f64) {
-        for line in self.0.values_mut() {
-            line.fade(share.max(least / line.local().weight.max(1e-9)).min(1.0));
-        }
+    /// Makes the measurements of every line weigh this share of what they did.
+    pub fn fade(&mut self, share: f64) {
+        self.0.values_mut().for_each(|line| line.fade(share));
     }
 
     /// The local measurements, by key.

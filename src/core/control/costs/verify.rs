@@ -255,7 +255,7 @@ impl Verify {
 
     /// Makes all measurements weigh this share of what they did.
     pub fn fade(&mut self, share: f64) {
-        self.lines.fade(share, 0.0);
+        self.lines.fade(share);
     }
 
     pub fn local(&self) -> BTreeMap<VerifyKey, Moments> {
