@@ -11,13 +11,12 @@ pub mod budget;
 pub mod chooser;
 pub mod costs;
 pub mod drift;
-pub mod expiring_map;
 pub mod forecast;
 pub mod gates;
 pub mod groups;
 pub mod learnt_costs;
 pub mod pairs;
-pub mod prospect;
+pub mod prior;
 pub mod regret_budget;
 pub mod round_costs;
 pub mod rounds;
@@ -31,13 +30,12 @@ pub use budget::Budget;
 pub use chooser::{MARGIN, Outlook, Quote, best_cut};
 pub use costs::{Basis, Costs, Disturbance, Shared, SharedCosts, VerifyLine, Way};
 pub use drift::DriftPrices;
-pub use expiring_map::ExpiringMap;
 pub use forecast::{Forecast, Prospective, forecast};
 pub use learnt_costs::LearntCosts;
-pub use prospect::Prior;
+pub use prior::{Prior, Probed};
 pub use regret_budget::RegretBudget;
 pub use round_costs::RoundCosts;
-pub use rounds::{Prices, Round, Rounds, Value};
+pub use rounds::{Round, Rounds, Sums, Value};
 pub use shared::SharedModel;
 pub use state::{Awaited, Class, Concurrency, EngineStartState, ReplicaState};
 pub use survival::{Survival, TemperatureBucket, Tuning};
@@ -55,9 +53,9 @@ use crate::words::VerifyMethod;
 
 /// Measurements of verify requests that show what a draft token takes from others.
 const MEASURED: f64 = 8.0;
-/// Draft tokens of the first verify requests: what they lose at any cost must leave some of the
-/// regret budget, and shorter ones would not pay behind a long round trip.
-const FIRST: usize = 6;
+/// Draft tokens of the first verify requests beyond those that have to be accepted to pay for an
+/// empty one: what they lose at any cost must leave some of the regret budget.
+const FIRST: f64 = 5.0;
 /// Draft tokens that one request may have whatever first tokens are delayed by.
 const FEW: usize = 4;
 
@@ -117,9 +115,12 @@ impl Measurements<'_> {
     /// Draft tokens of a verify request whose cost can be told: of one that is alone, at first not
     /// many; of one that takes a sequence for each, a few until some were measured.
     pub fn tried(&self, way: Way) -> usize {
-        match (self.costs.line(way).weight, way.method) {
-            (weight, VerifyMethod::FanOut) if weight < MEASURED => FEW,
-            (weight, _) if weight < 1.0 && self.concurrency.requests() == 1 => FIRST,
+        let line = self.costs.line(way);
+        match way.method {
+            VerifyMethod::FanOut if line.weight < MEASURED => FEW,
+            _ if line.weight < 1.0 && self.concurrency.requests() == 1 => {
+                (line.base / self.costs.plain_token_expected() + FIRST) as usize
+            }
             _ => usize::MAX,
         }
     }

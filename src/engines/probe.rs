@@ -6,6 +6,7 @@
 //! unanswered.
 
 mod learn;
+pub mod prospect;
 mod script;
 
 use std::time::Duration;
@@ -13,13 +14,13 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Call, Context, Engine, RequestKind, Round, VerifyRequest};
-use foretell_core::control::prospect::Measured;
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::VerifyMethod;
 use foretell_wire::openai::{Sampling, SamplingField, SetFields};
 
 use learn::Learning;
+use prospect::Measured;
 use script::{Script, Task};
 
 /// Maximum tokens of real text that a probe uses.

@@ -12,14 +12,16 @@ pub mod shared;
 pub mod snapshot;
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lru::LruCache;
 use parking_lot::Mutex;
 
 use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::shared::Statistics;
-use foretell_core::control::{Control, ExpiringMap};
+use foretell_core::control::Control;
 use foretell_core::session::Permission;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::Replica;
@@ -28,11 +30,11 @@ use foretell_net::random;
 
 /// Maximum number of engine starts with costs and acceptance; the least recently used one is
 /// evicted.
-const ENGINE_STARTS: usize = 1_024;
-/// An engine start without a request for this long may be dropped.
+const ENGINE_STARTS: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+/// Other sidecars forget what one has shared if it does not share for this long.
 pub const ENGINE_START_TTL: Duration = Duration::from_hours(24);
 
-type ByEngineStart<T> = Mutex<ExpiringMap<EngineStart, Arc<T>>>;
+type ByEngineStart<T> = Mutex<LruCache<EngineStart, Arc<T>>>;
 
 /// Costs, acceptance and answer traits of each engine, shared by its sessions.
 pub struct Learnt {
@@ -57,8 +59,8 @@ impl Learnt {
     /// Nothing is learnt yet. `slots`: share of the free sequences that verify requests by fan-out
     /// may take, by backend.
     pub fn new(slots: HashMap<String, f64>) -> Self {
-        let map = || Mutex::new(ExpiringMap::new(ENGINE_STARTS, ENGINE_START_TTL));
-        let traits = Mutex::new(ExpiringMap::new(ENGINE_STARTS, ENGINE_START_TTL));
+        let map = || Mutex::new(LruCache::new(ENGINE_STARTS));
+        let traits = Mutex::new(LruCache::new(ENGINE_STARTS));
         let (controls, observed) = (map(), map());
         Self {
             slots,
@@ -86,8 +88,8 @@ impl Learnt {
     fn control_of(&self, engine_start: &EngineStart) -> Arc<Control> {
         let (control, new) = {
             let mut controls = self.controls.lock();
-            let new = controls.look(engine_start).is_none();
-            (Arc::clone(controls.get(engine_start, self.clock.now())), new)
+            let new = !controls.contains(engine_start);
+            (Arc::clone(controls.get_or_insert_ref(engine_start, Arc::default)), new)
         };
         if new {
             self.lend_to(engine_start, &control);
@@ -108,7 +110,7 @@ impl Learnt {
         if permission.never().is_none() {
             return control;
         }
-        let observed = Arc::clone(self.observed.lock().get(&identity.engine_start, self.clock.now()));
+        let observed = Arc::clone(self.observed.lock().get_or_insert_ref(&identity.engine_start, Arc::default));
         let observed = self.prepared(observed, identity, backend);
         // The measured costs of calls are valid for both.
         let costs = control.with(|learnt| learnt.costs.clone());
@@ -125,12 +127,12 @@ impl Learnt {
     pub fn at(&self, identities: &Identities, replica: &Arc<Replica>) -> Option<Arc<Control>> {
         let knowledge = identities.knowledge(replica)?;
         let ServerKnowledge::Known(identity) = &*knowledge else { return None };
-        self.controls.lock().look(&identity.engine_start).map(Arc::clone)
+        self.controls.lock().peek(&identity.engine_start).map(Arc::clone)
     }
 
     /// Traits observed so far in an engine's answers.
     pub fn answer_traits(&self, identity: &Identity) -> Arc<AnswerTraits> {
-        Arc::clone(self.traits.lock().get(&identity.engine_start, self.clock.now()))
+        Arc::clone(self.traits.lock().get_or_insert_ref(&identity.engine_start, Arc::default))
     }
 
     fn prepared(&self, control: Arc<Control>, identity: &Identity, backend: &str) -> Arc<Control> {

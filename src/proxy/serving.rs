@@ -168,7 +168,7 @@ impl SessionRunner {
     /// The format of a server's answers to a request, as it is known now.
     pub fn answer_format(&self, identity: &Identity, request: &Request) -> AnswerFormat {
         let traits = self.setup.learnt.answer_traits(identity);
-        let grammar = Grammar::of(identity, request, &traits, self.clock.now());
+        let grammar = Grammar::of(identity, request, &traits);
         let permission = format_permission(identity, request, &traits, &grammar);
         AnswerFormat { traits, grammar, permission }
     }

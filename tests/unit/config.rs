@@ -11,7 +11,7 @@ use foretell_config::policy;
 use foretell_config::process::{self, Dialect, Process, Render, Replicas, Scheme, Timeouts, TokenizerSource};
 use foretell_config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
 use foretell_config::{reference, schema as published};
-use foretell_core::control::prospect;
+use foretell_engines::probe::prospect;
 use foretell_core::draft::{LookupSpec, Ngram};
 use foretell_core::words::{Mode, VerifyMethod};
 use foretell_engines::Dialect as Spoken;

@@ -29,7 +29,7 @@ use verify::{Verify, VerifyKey};
 
 use super::belief::Belief;
 use super::learnt_costs::{PlainCosts, VerifyCosts};
-use super::prospect::Prior;
+use super::prior::Prior;
 use super::regret_budget::RegretBudget;
 use crate::units::Tick;
 use crate::words::VerifyMethod;
@@ -130,7 +130,7 @@ impl Costs {
             return;
         }
         self.prior = Some(Arc::clone(prior));
-        self.verify.take_prior(prior, self.plain_token_expected());
+        self.verify.take_prior(&prior.verify, self.plain_token_expected());
     }
 
     /// Makes `now` the origin of time; measurements weigh less by the idle time before.

@@ -86,7 +86,7 @@ pub fn forecast(learnt: &mut Measurements<'_>, request: &Prospective<'_>) -> For
 
 fn gain(learnt: &Measurements<'_>, class: Class, round_costs: &RoundCosts) -> Option<Gain> {
     let rounds = learnt.classes.of(class)?;
-    let value = round_costs.value(&rounds);
+    let value = rounds.value(round_costs);
     if value.rounds < FEW {
         return None;
     }

@@ -169,6 +169,7 @@ mod tests {
         assert_eq!(GATES.closed(Some(&old)), Some(PlainReason::GateStale));
         assert_eq!(GATES.closed(None), None);
     }
+
     #[test]
     fn a_forecast_lists_all_closed_gates_and_a_session_that_speculates_may_overdraw() {
         Control::new().with(|learnt| {

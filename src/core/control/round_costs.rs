@@ -2,7 +2,6 @@
 
 use super::chooser::{Quote, best_cut};
 use super::costs::Way;
-use super::rounds::{Prices, Rounds, Value};
 use super::{Basis, Measurements};
 
 /// Duration that a round may always take, in plain tokens.
@@ -54,10 +53,17 @@ impl RoundCosts {
         }
     }
 
+    /// Costs of a request alone; a switch costs a plain token.
+    #[cfg(test)]
+    pub(super) fn of(token: f64, base: f64, node: f64, draft: f64) -> Self {
+        let (basis, lost, shared, price) = (Basis::Measured, 0.0, 0.0, 0.0);
+        Self { token, base, node, draft, longer: draft, switch_in: token, switch_out: token, basis, lost, shared, price }
+    }
+
     /// Cost of a round with `nodes` draft tokens: the request itself, and the time that requests of
     /// others lose by it.
     pub fn round(&self, nodes: usize) -> f64 {
-        self.call(nodes) + nodes as f64 * self.lost
+        self.drafted(nodes as f64, 0.0)
     }
 
     /// Seconds that the client waits for a round with `nodes` draft tokens.
@@ -68,16 +74,16 @@ impl RoundCosts {
     /// Cost of a round with `nodes` nodes, for which the model drafter computes `modelled` tokens.
     /// However much of that is saved by waiting less for the engine, a separate step comes after
     /// it.
-    fn drafted(&self, nodes: usize, modelled: f64) -> f64 {
+    pub fn drafted(&self, nodes: f64, modelled: f64) -> f64 {
         let least = if modelled > 0.0 { self.token + modelled * self.draft } else { 0.0 };
-        (self.round(nodes) + modelled * self.longer).max(least)
+        (self.base + (self.node + self.lost) * nodes + modelled * self.longer).max(least)
     }
 
     /// The best cut of a draft with these survival probabilities, where a second is worth `rate`
     /// tokens: of ours, which all wait for its nodes where they share a step, and which book their
     /// time. `modelled`: its tokens have to be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
-        let spent = |nodes: usize| self.drafted(nodes, if modelled { nodes as f64 } else { 0.0 });
+        let spent = |nodes: usize| self.drafted(nodes as f64, if modelled { nodes as f64 } else { 0.0 });
         let more = self.shared + self.price / rate.max(1e-9);
         let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * more);
         Quote { seconds: spent(cut.nodes), ..cut }
@@ -86,17 +92,9 @@ impl RoundCosts {
     /// Cost of one more token of the model drafter, drafted and verified: the mean of those after
     /// the first in a draft of `nodes`.
     pub fn one_more(&self, nodes: usize) -> f64 {
-        let spent = |nodes: usize| self.drafted(nodes, nodes as f64);
+        let spent = |nodes: usize| self.drafted(nodes as f64, nodes as f64);
         let more = nodes.saturating_sub(1);
         (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64
-    }
-
-    pub fn value(&self, rounds: &Rounds) -> Value {
-        rounds.value(&Prices {
-            round: &|nodes, modelled| self.drafted(nodes, modelled),
-            token: self.token,
-            switches: self.switch_in + self.switch_out,
-        })
     }
 
     /// The largest number of nodes up to `most` whose round pauses the client's stream no longer

@@ -3,35 +3,80 @@
 //!
 //! Rounds are stored as the nodes they computed and the tokens they yielded, without durations:
 //! a virtual round took no time, and a cost that is measured later revalues the rounds before it.
-//! Positions without a draft are distinguished from rounds with one: a session may pass them with
-//! empty rounds, or decode plainly until there is a draft, whichever is less expensive.
+//! Costs are lines, so sums are enough. Positions without a draft are distinguished from rounds
+//! with one: a session may pass them with empty rounds, or decode plainly until there is a draft,
+//! whichever is less expensive.
 
 use serde::{Deserialize, Serialize};
 
-use std::collections::BTreeMap;
+use super::round_costs::RoundCosts;
+use super::shared::{MAX, rounded};
 
-use super::shared::{self, SharedRounds};
-
-/// Maximum draft nodes with a separate entry; larger drafts share the last.
-const NODES: usize = 32;
-
-/// Decayed sums over rounds with the same number of nodes.
+/// Sums over rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Sum {
-    rounds: f64,
-    tokens: f64,
-    /// Tokens that the model drafter computed for them.
+#[serde(from = "[f64; 7]", into = "[f64; 7]")]
+pub struct Sums {
+    /// Rounds with a draft, their nodes, the tokens that the model drafter computed for them, and
+    /// the tokens that they yielded.
+    drafted: f64,
+    nodes: f64,
     modelled: f64,
+    tokens: f64,
+    /// Positions without a draft, which yield one token each, and the tokens that the model drafter
+    /// computed for them in vain.
+    empty: f64,
+    in_vain: f64,
+    /// Stretches of such positions.
+    gaps: f64,
+}
+
+impl From<[f64; 7]> for Sums {
+    fn from([drafted, nodes, modelled, tokens, empty, in_vain, gaps]: [f64; 7]) -> Self {
+        Self { drafted, nodes, modelled, tokens, empty, in_vain, gaps }
+    }
+}
+
+impl From<Sums> for [f64; 7] {
+    fn from(sums: Sums) -> Self {
+        let Sums { drafted, nodes, modelled, tokens, empty, in_vain, gaps } = sums;
+        [drafted, nodes, modelled, tokens, empty, in_vain, gaps].map(rounded)
+    }
+}
+
+impl Sums {
+    /// These and `share` of others.
+    #[must_use]
+    fn plus(self, other: Self, share: f64) -> Self {
+        Self {
+            drafted: self.drafted + share * other.drafted,
+            nodes: self.nodes + share * other.nodes,
+            modelled: self.modelled + share * other.modelled,
+            tokens: self.tokens + share * other.tokens,
+            empty: self.empty + share * other.empty,
+            in_vain: self.in_vain + share * other.in_vain,
+            gaps: self.gaps + share * other.gaps,
+        }
+    }
+
+    /// Adds those of another sidecar. Invalid ones are ignored: they may come from outside.
+    pub fn add(&mut self, other: Self) {
+        let Self { drafted, nodes, modelled, tokens, empty, in_vain, gaps } = other;
+        let valid = |sum: f64| (0.0..MAX).contains(&sum);
+        if [drafted, nodes, modelled, tokens, empty, in_vain, gaps].into_iter().all(valid) {
+            *self = self.plus(other, 1.0);
+        }
+    }
+
+    fn count(&self) -> f64 {
+        self.drafted + self.empty
+    }
 }
 
 /// Decayed statistics of rounds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rounds {
-    /// By number of nodes. The first stands for positions without a draft: one token each.
-    sums: Vec<Sum>,
-    /// Number of gaps, which are stretches of positions without a draft.
-    gaps: f64,
-    /// The last round was such a position.
+    sums: Sums,
+    /// The last round had no draft.
     in_gap: bool,
     /// Factor for the old sums when one more round is added.
     keep: f64,
@@ -55,19 +100,17 @@ impl Round {
     pub const fn new(nodes: usize, modelled: usize, tokens: usize) -> Self {
         Self { nodes, modelled, tokens, weight: 1.0 }
     }
+
+    fn sums(self) -> Sums {
+        let (nodes, modelled, tokens) = (self.nodes as f64, self.modelled as f64, self.tokens as f64);
+        if self.nodes == 0 {
+            return Sums { empty: 1.0, in_vain: modelled, ..Sums::default() };
+        }
+        Sums { drafted: 1.0, nodes, modelled, tokens, ..Sums::default() }
+    }
 }
 
-/// Prices by which rounds are valued, in seconds.
-pub struct Prices<'a> {
-    /// Price of a round with this many nodes, for which the model drafter computed this many
-    /// tokens.
-    pub round: &'a dyn Fn(usize, f64) -> f64,
-    pub token: f64,
-    /// Price of switching from speculation to plain decoding and back.
-    pub switches: f64,
-}
-
-/// Yield of rounds at given prices, decayed.
+/// Yield of rounds at given costs, decayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Value {
     /// Rounds and positions without a draft, decayed.
@@ -86,96 +129,54 @@ pub struct Value {
 impl Rounds {
     /// Statistics that decay over about `rounds` rounds.
     pub fn remembering(rounds: f64) -> Self {
-        Self {
-            sums: vec![Sum::default(); NODES + 1],
-            gaps: 0.0,
-            in_gap: false,
-            keep: 1.0 - 1.0 / rounds.max(2.0),
-        }
+        Self { sums: Sums::default(), in_gap: false, keep: 1.0 - 1.0 / rounds.max(2.0) }
     }
 
     pub fn push(&mut self, round: Round) {
-        let Round { nodes, modelled, tokens, weight } = round;
-        let keep = self.keep.powf(weight);
-        for sum in &mut self.sums {
-            sum.rounds *= keep;
-            sum.tokens *= keep;
-            sum.modelled *= keep;
+        let mut kept = Sums::default().plus(self.sums, self.keep.powf(round.weight));
+        if round.nodes == 0 && !self.in_gap {
+            kept.gaps += 1.0;
         }
-        self.gaps *= keep;
-        if nodes == 0 && !self.in_gap {
-            self.gaps += 1.0;
-        }
-        self.in_gap = nodes == 0;
-        if let Some(sum) = self.sums.get_mut(nodes.min(NODES)) {
-            sum.rounds += weight;
-            sum.tokens += weight * tokens as f64;
-            sum.modelled += weight * modelled as f64;
-        }
+        self.in_gap = round.nodes == 0;
+        self.sums = kept.plus(round.sums(), round.weight);
     }
 
-    pub(super) fn shared(&self) -> SharedRounds {
-        let mut shared = SharedRounds { gaps: self.gaps, ..SharedRounds::default() };
-        for (nodes, sum) in self.sums.iter().enumerate().filter(|(_, sum)| sum.rounds > 1e-3) {
-            shared.tokens.insert(nodes, shared::Sum(sum.tokens, sum.rounds));
-            if sum.modelled > 0.0 {
-                shared.modelled.insert(nodes, shared::Sum(sum.modelled, sum.rounds));
-            }
-        }
-        shared
-    }
-
-    pub(super) fn lent(shared: &SharedRounds) -> Self {
-        let mut lent = Self { gaps: shared.gaps, ..Self::remembering(f64::MAX) };
-        for (nodes, sum) in lent.sums.iter_mut().enumerate() {
-            let of = |sums: &BTreeMap<usize, shared::Sum>| sums.get(&nodes).copied().unwrap_or_default();
-            let (tokens, modelled) = (of(&shared.tokens), of(&shared.modelled));
-            (sum.tokens, sum.rounds, sum.modelled) = (tokens.0, tokens.1, modelled.0);
-        }
-        lent
+    /// The sums, as they are shared.
+    pub(super) fn shared(&self) -> Sums {
+        self.sums
     }
 
     /// These rounds and `lent`, which counts for at most as many as are wanting to `memory`.
     #[must_use]
-    pub(super) fn filled(&self, lent: &Self, memory: f64) -> Self {
+    pub(super) fn filled(self, lent: Sums, memory: f64) -> Self {
         let share = ((memory - self.count()).max(0.0) / lent.count().max(1e-9)).min(1.0);
-        let mut filled = self.clone();
-        filled.gaps += share * lent.gaps;
-        for (sum, lent) in filled.sums.iter_mut().zip(&lent.sums) {
-            sum.rounds += share * lent.rounds;
-            sum.tokens += share * lent.tokens;
-            sum.modelled += share * lent.modelled;
-        }
-        filled
+        Self { sums: self.sums.plus(lent, share), ..self }
     }
 
     /// Number of rounds, decayed.
     pub fn count(&self) -> f64 {
-        self.sums.iter().map(|sum| sum.rounds).sum()
+        self.sums.count()
     }
 
-    /// The value of the rounds at `prices`. Gaps are charged as empty rounds or as plain decoding
-    /// with its switches, whichever is less expensive.
-    pub fn value(&self, prices: &Prices<'_>) -> Value {
-        let mut value = Value::default();
-        let mut drafted = 0.0;
-        for (nodes, sum) in self.sums.iter().enumerate().skip(1).filter(|(_, sum)| sum.rounds > 1e-6) {
-            drafted += sum.rounds;
-            value.drafted.0 += sum.tokens;
-            value.drafted.1 += sum.rounds * (prices.round)(nodes, sum.modelled / sum.rounds);
+    /// The value of the rounds. Gaps are charged as empty rounds or as plain decoding with its
+    /// switches, whichever is less expensive.
+    pub fn value(&self, costs: &RoundCosts) -> Value {
+        let Sums { drafted, nodes, modelled, tokens, empty, in_vain, gaps } = self.sums;
+        let mean = |sum: f64, of: f64| sum / of.max(1e-9);
+        let seconds = drafted * costs.drafted(mean(nodes, drafted), mean(modelled, drafted));
+        let round = costs.drafted(0.0, 0.0);
+        // What the model drafter drafted for them in vain was waited for before it was known to be.
+        let in_vain = empty * (costs.drafted(0.0, mean(in_vain, empty)) - round).max(0.0);
+        let staying = empty * (round - costs.token).max(0.0);
+        let leaving = gaps * (costs.switch_in + costs.switch_out);
+        Value {
+            rounds: drafted + empty,
+            tokens: tokens + empty,
+            seconds: seconds + empty * costs.token + in_vain + staying.min(leaving),
+            drafted: (tokens, seconds),
+            between_gaps: if gaps > 1e-6 { drafted / gaps } else { f64::MAX },
+            gap: if gaps > 1e-6 { empty / gaps } else { 0.0 },
         }
-        let (empty, modelled) = self.sums.first().map_or((0.0, 0.0), |sum| (sum.rounds, sum.modelled));
-        let round = (prices.round)(0, 0.0);
-        // What the model drafted for them in vain was waited for before it was known to be.
-        let in_vain = empty * ((prices.round)(0, modelled / empty.max(1e-9)) - round).max(0.0);
-        let staying = empty * (round - prices.token).max(0.0);
-        let leaving = self.gaps * prices.switches;
-        value.rounds = drafted + empty;
-        value.tokens = value.drafted.0 + empty;
-        value.seconds = value.drafted.1 + empty * prices.token + in_vain + staying.min(leaving);
-        value.between_gaps = if self.gaps > 1e-6 { drafted / self.gaps } else { f64::MAX };
-        value.gap = if self.gaps > 1e-6 { empty / self.gaps } else { 0.0 };
-        value
     }
 }
 
@@ -217,21 +218,23 @@ impl Value {
 mod tests {
     use super::*;
 
-    fn prices(round: &dyn Fn(usize, f64) -> f64, switches: f64) -> Prices<'_> {
-        Prices { round, token: 0.1, switches }
+    /// A plain token takes 0.1 s, a switch 0.1 s; a round `base`, `node` more for each node, and a
+    /// token of the model drafter 1 ms.
+    fn costs(base: f64, node: f64) -> RoundCosts {
+        RoundCosts::of(0.1, base, node, 0.001)
     }
 
     #[test]
-    fn rounds_are_valued_at_the_given_prices() {
+    fn rounds_are_valued_at_the_given_costs() {
         let mut rounds = Rounds::remembering(1e9);
         rounds.push(Round::new(4, 4, 5));
         rounds.push(Round::new(4, 0, 3));
-        let inexpensive = rounds.value(&prices(&|_, modelled| 0.1 + 0.001 * modelled, 0.2));
+        let inexpensive = rounds.value(&costs(0.1, 0.0));
         assert!(
             (inexpensive.tokens - 8.0).abs() < 1e-6 && (inexpensive.seconds - 0.204).abs() < 1e-6,
             "{inexpensive:?}"
         );
-        let expensive = rounds.value(&prices(&|nodes, modelled| 0.1 * nodes as f64 + 0.001 * modelled, 0.2));
+        let expensive = rounds.value(&costs(0.0, 0.1));
         assert!((expensive.rate().unwrap() - 8.0 / 0.804).abs() < 1e-6, "{expensive:?}");
     }
 
@@ -242,10 +245,10 @@ mod tests {
             rounds.push(Round::new(4, 0, 5));
             (0..10).for_each(|_| rounds.push(Round::new(0, 0, 1)));
         }
-        let value = rounds.value(&prices(&|_, _| 0.15, 0.2));
+        let value = rounds.value(&costs(0.15, 0.0));
         assert!((value.between_gaps - 1.0).abs() < 1e-6 && (value.gap - 10.0).abs() < 1e-6, "{value:?}");
         assert!((value.seconds - (0.3 + 2.0 + 0.4)).abs() < 1e-6, "leaving twice costs less: {value:?}");
-        let staying = rounds.value(&prices(&|_, _| 0.101, 0.2));
+        let staying = rounds.value(&costs(0.101, 0.0));
         assert!((staying.seconds - (0.202 + 2.0 + 0.02)).abs() < 1e-6, "{staying:?}");
     }
 
@@ -258,8 +261,7 @@ mod tests {
             seen.push(Round { weight: 30.0 / tokens as f64, ..round });
             (0..30 / tokens).for_each(|_| all.push(round));
         }
-        let flat = |_: usize, _: f64| 0.1;
-        let (seen, all) = (seen.value(&prices(&flat, 0.0)), all.value(&prices(&flat, 0.0)));
+        let (seen, all) = (seen.value(&costs(0.1, 0.0)), all.value(&costs(0.1, 0.0)));
         assert!((seen.tokens / seen.rounds - 10.0 / 6.0).abs() < 1e-6, "{seen:?}");
         assert!(
             (seen.rounds - all.rounds).abs() < 1e-3 && (seen.tokens - all.tokens).abs() < 1e-3,
@@ -272,12 +274,22 @@ mod tests {
         let mut own = Rounds::remembering(16.0);
         (0..200).for_each(|_| own.push(Round::new(4, 0, 5)));
         (0..40).for_each(|_| own.push(Round::new(4, 0, 1)));
-        let flat = |_: usize, _: f64| 0.1;
-        let own = own.value(&prices(&flat, 0.0));
+        let own = own.value(&costs(0.1, 0.0));
         assert!(own.tokens / own.rounds < 1.4, "{own:?}");
         let mut class = Rounds::remembering(300.0);
         (0..1_000).for_each(|_| class.push(Round::new(4, 0, 5)));
-        let both = Value::default().with(&class.value(&prices(&flat, 0.0)), 8.0);
+        let both = Value::default().with(&class.value(&costs(0.1, 0.0)), 8.0);
         assert!((both.rounds - 8.0).abs() < 1e-6 && (both.tokens - 40.0).abs() < 1e-6, "{both:?}");
+    }
+
+    #[test]
+    fn sums_from_outside_are_added_if_they_can_be_sums() {
+        let mut sums = Sums::default();
+        let other = Sums::from([1.0, 4.0, 0.0, 3.0, 2.0, 0.0, 1.0]);
+        sums.add(other);
+        for figure in [f64::NAN, -1.0, 1e300] {
+            sums.add(Sums { tokens: figure, ..other });
+        }
+        assert_eq!(sums, other);
     }
 }

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::costs::SharedCosts;
 use super::state::{Class, EngineStartState};
 use super::survival::TemperatureBucket;
-use super::{Control, MAX_MODELS, Rounds, Survival};
+use super::{Control, MAX_MODELS, Sums, Survival};
 use crate::draft::{DrafterId, Source};
 use crate::units::Tick;
 
 /// Limit of every mean and every weight (seconds, tokens, observations): far above any real one.
 /// Calculations with figures below it stay below those that a snapshot refuses.
-const MAX: f64 = 1e12;
+pub(super) const MAX: f64 = 1e12;
 
 /// A sum of a quantity over measurements, and their number or weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
@@ -32,7 +32,7 @@ impl Serialize for Sum {
     }
 }
 
-fn rounded(figure: f64) -> f64 {
+pub(super) fn rounded(figure: f64) -> f64 {
     format!("{figure:.4e}").parse().unwrap_or(0.0)
 }
 
@@ -68,23 +68,6 @@ pub(super) fn add_all<K: Ord + Clone>(sums: &mut BTreeMap<K, Sum>, other: &BTree
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SharedRounds {
-    pub gaps: f64,
-    /// By number of nodes: tokens that the rounds yielded, and rounds.
-    pub tokens: BTreeMap<usize, Sum>,
-    /// By number of nodes: tokens that the model drafter computed for them, and rounds.
-    pub modelled: BTreeMap<usize, Sum>,
-}
-
-impl SharedRounds {
-    fn add(&mut self, other: &Self) {
-        self.gaps = (self.gaps + other.gaps.clamp(0.0, MAX)).min(MAX);
-        add_all(&mut self.tokens, &other.tokens);
-        add_all(&mut self.modelled, &other.modelled);
-    }
-}
-
 /// A class as it is shared: the drafter's name, the index of the temperature bucket, the kind of
 /// request.
 type SharedClass = (String, usize, u64);
@@ -95,7 +78,7 @@ pub struct SharedModel {
     /// Accepted and tried draft tokens: by drafter's name, and index in its row of cells.
     acceptance: BTreeMap<String, BTreeMap<usize, Sum>>,
     #[serde(with = "super::pairs")]
-    classes: BTreeMap<SharedClass, SharedRounds>,
+    classes: BTreeMap<SharedClass, Sums>,
     /// Tokens of outputs, and outputs.
     length: Sum,
 }
@@ -114,7 +97,7 @@ impl SharedModel {
         }
         for (class, rounds) in &other.classes {
             if self.classes.len() < Self::CLASSES || self.classes.contains_key(class) {
-                self.classes.entry(class.clone()).or_default().add(rounds);
+                self.classes.entry(class.clone()).or_default().add(*rounds);
             }
         }
         self.length.add(other.length);
@@ -157,13 +140,13 @@ impl SharedModel {
         rows.filter_map(|(name, cells)| Some((*numbers.get(name.as_str())?, cells))).collect()
     }
 
-    fn rounds(&self, numbers: &HashMap<&str, DrafterId>) -> HashMap<Class, Rounds> {
+    fn rounds(&self, numbers: &HashMap<&str, DrafterId>) -> HashMap<Class, Sums> {
         let class = |(name, bucket, kind): &SharedClass| {
             let (drafter, bucket) = (numbers.get(name.as_str())?, TemperatureBucket::ALL.get(*bucket)?);
             Some(Class::new(*drafter, *bucket, *kind))
         };
         let classes = self.classes.iter();
-        classes.filter_map(|(key, rounds)| Some((class(key)?, Rounds::lent(rounds)))).collect()
+        classes.filter_map(|(key, rounds)| Some((class(key)?, *rounds))).collect()
     }
 }
 

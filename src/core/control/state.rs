@@ -5,7 +5,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use super::costs::Costs;
 use super::drift::DriftPrices;
 use super::gates::Signal;
 use super::regret_budget::RegretBudget;
-use super::rounds::{Round, Rounds};
+use super::rounds::{Round, Rounds, Sums};
 use super::shared::Sum;
 use super::survival::{Survival, TemperatureBucket};
 use crate::draft::DrafterId;
@@ -288,7 +287,7 @@ pub struct Classes {
     rounds: HashMap<Class, Rounds>,
     /// Rounds of others, which fill up the memory that local ones leave free.
     #[serde(skip)]
-    lent: HashMap<Class, Rounds>,
+    lent: HashMap<Class, Sums>,
 }
 
 impl Classes {
@@ -311,11 +310,11 @@ impl Classes {
     }
 
     /// The rounds of a class; `None` before the first.
-    pub fn of(&self, class: Class) -> Option<Cow<'_, Rounds>> {
-        let local = self.rounds.get(&class);
-        let Some(lent) = self.lent.get(&class) else { return local.map(Cow::Borrowed) };
+    pub fn of(&self, class: Class) -> Option<Rounds> {
+        let local = self.rounds.get(&class).copied();
+        let Some(lent) = self.lent.get(&class) else { return local };
         let fresh = || Rounds::remembering(Self::MEMORY);
-        Some(Cow::Owned(local.map_or_else(fresh, Clone::clone).filled(lent, Self::MEMORY)))
+        Some(local.unwrap_or_else(fresh).filled(*lent, Self::MEMORY))
     }
 
     /// The local rounds of every class.
@@ -324,7 +323,7 @@ impl Classes {
     }
 
     /// Replaces the rounds of others.
-    pub(super) fn lend(&mut self, lent: HashMap<Class, Rounds>) {
+    pub(super) fn lend(&mut self, lent: HashMap<Class, Sums>) {
         self.lent = lent;
     }
 }

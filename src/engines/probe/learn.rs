@@ -3,7 +3,7 @@
 use super::script::Task;
 use super::{Cache, Findings, SEEDED};
 use crate::{Engine, Noise};
-use foretell_core::control::prospect::{Measured, Timed};
+use super::prospect::{Measured, Timed};
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
 

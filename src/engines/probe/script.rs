@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::{Engine, Noise};
-use foretell_core::control::prospect::MAX_GAMMA;
+use super::prospect::MAX_GAMMA;
 use foretell_core::words::VerifyMethod;
 
 /// Numbers of draft nodes that are timed.

@@ -14,7 +14,7 @@ use super::progress;
 use foretell_config::process::Dialect as Named;
 use foretell_config::process::{Probe, VerifyLimits};
 
-use foretell_core::control::prospect::{ACCEPTANCES, Measured};
+use foretell_engines::probe::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{PassthroughReason, VerifyMethod};
 use foretell_engines::Confirmation;
 use foretell_engines::Engine;

@@ -2,12 +2,12 @@
 
 pub mod shown;
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
+use lru::LruCache;
 use parking_lot::Mutex;
 
-use foretell_core::control::ExpiringMap;
 use foretell_core::control::costs::Basis;
 use foretell_core::control::groups::{ControlGate, Groups};
 use foretell_core::units::SplitMix64;
@@ -16,9 +16,7 @@ use foretell_policy::{Group, Holdback, Policy};
 
 /// Maximum number of pairs of policy and backend with groups; the least recently used one is
 /// evicted.
-const GROUPS: usize = 1_024;
-/// Groups without a request for this long may be dropped.
-const TTL: Duration = Duration::from_hours(24);
+const GROUPS: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 
 /// The groups of each policy at each backend, by name: they survive an edit of the policy.
 pub struct Comparisons {
@@ -27,7 +25,7 @@ pub struct Comparisons {
 }
 
 /// The groups by names of policy and backend, and the random numbers that draw them.
-type AllGroups = (ExpiringMap<(String, String), Groups>, SplitMix64);
+type AllGroups = (LruCache<(String, String), Groups>, SplitMix64);
 
 /// The groups of a policy at a backend.
 pub struct Compared {
@@ -49,7 +47,7 @@ pub struct Drawn {
 impl Comparisons {
     /// No groups yet; `rng` draws them.
     pub fn new(rng: SplitMix64) -> Self {
-        Self { groups: Mutex::new((ExpiringMap::new(GROUPS, TTL), rng)), clock: Clock::start() }
+        Self { groups: Mutex::new((LruCache::new(GROUPS), rng)), clock: Clock::start() }
     }
 
     /// Draws the group of a request. `timed`: the tokens of a plain call are known when they
@@ -61,7 +59,7 @@ impl Comparisons {
         let now = self.clock.now();
         let group = {
             let (all, rng) = &mut *self.groups.lock();
-            let groups = all.get(&(policy.name.clone(), backend.to_owned()), now);
+            let groups = all.get_or_insert_mut((policy.name.clone(), backend.to_owned()), Groups::default);
             let in_control = groups.draws_control_group(start, floor, rng);
             Group { in_control, is_slower: groups.is_closed(now) }
         };
@@ -74,7 +72,7 @@ impl Comparisons {
     pub fn is_closed(&self, policy: &str, backend: &str) -> bool {
         let now = self.clock.now();
         let key = (policy.to_owned(), backend.to_owned());
-        self.groups.lock().0.look(&key).is_some_and(|groups| groups.looks_closed(now))
+        self.groups.lock().0.peek(&key).is_some_and(|groups| groups.looks_closed(now))
     }
 
     /// The groups of every policy and backend, in no order.
@@ -98,9 +96,8 @@ impl Drawn {
 
     /// Notes the projected speedup of the request, and its basis.
     pub fn note_projected(&self, gain: f64, basis: Basis) {
-        let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
-        self.all.groups.lock().0.get(&key, now).note_projected(gain, basis);
+        self.all.groups.lock().0.get_or_insert_mut(key, Groups::default).note_projected(gain, basis);
     }
 
     /// Notes the request's `seconds` per token after the first. A request under a closed gate is in
@@ -112,6 +109,6 @@ impl Drawn {
         let gate = ControlGate { limit: self.policy.gates.control, reprobe: self.policy.gates.reprobe };
         let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
-        self.all.groups.lock().0.get(&key, now).note(self.group.in_control, seconds, gate, now);
+        self.all.groups.lock().0.get_or_insert_mut(key, Groups::default).note(self.group.in_control, seconds, gate, now);
     }
 }

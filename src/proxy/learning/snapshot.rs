@@ -112,14 +112,12 @@ impl Learnt {
                 None
             }
         };
-        let known: Vec<_> = snapshot.engine_starts.into_iter().filter_map(entry).collect();
         *self.former.lock() = snapshot.name;
         let mut controls = self.controls.lock();
-        let now = self.clock.now();
-        for (engine_start, control) in &known {
-            *controls.get(engine_start, now) = Arc::clone(control);
+        for (engine_start, control) in snapshot.engine_starts.into_iter().filter_map(entry) {
+            controls.put(engine_start, control);
         }
-        Ok(known.len())
+        Ok(controls.len())
     }
 
     /// Restores the snapshot, before the first request, and logs the outcome.

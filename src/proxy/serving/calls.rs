@@ -25,7 +25,6 @@ use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::{
     Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
 };
-use foretell_net::clock::Clock;
 use foretell_net::fleet::identity::Identity;
 use foretell_net::fleet::rounds_seen::RoundsSeen;
 use foretell_net::fleet::tie::{Tie, Tied};
@@ -317,11 +316,10 @@ impl Calls {
         grammar: Grammar,
         request: Arc<openai::Request>,
         call: Call,
-        clock: Clock,
     ) -> Event {
         let event = self.prompt_ids(&request, call).await;
         if let (Grammar::Requested(Some(key)), Event::Rendered { constrained, .. }) = (grammar, &event) {
-            self.0.answer_traits.grammars.note(&key, *constrained, clock.now());
+            self.0.answer_traits.grammars.note(key, *constrained);
         }
         event
     }

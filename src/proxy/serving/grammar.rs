@@ -2,7 +2,6 @@
 //! continue an output that it constrains.
 
 use crate::learning::answer_traits::AnswerTraits;
-use foretell_core::units::Tick;
 use foretell_net::fleet::identity::Identity;
 use foretell_wire::openai::{GrammarKey, Request};
 
@@ -21,7 +20,7 @@ pub enum Grammar {
 
 impl Grammar {
     /// The knowledge about a request to this server.
-    pub fn of(identity: &Identity, request: &Request, traits: &AnswerTraits, now: Tick) -> Self {
+    pub fn of(identity: &Identity, request: &Request, traits: &AnswerTraits) -> Self {
         // A request for a separate first token has neither tools nor a parser that add one.
         if request.rendered.is_empty() || identity.engine.reports_first_token(request) {
             return Self::None;
@@ -32,7 +31,7 @@ impl Grammar {
             return Self::Requested(None);
         }
         let key = GrammarKey::of(request);
-        traits.grammars.applies(&key, now).map_or(Self::Requested(Some(key)), Self::Known)
+        traits.grammars.applies(&key).map_or(Self::Requested(Some(key)), Self::Known)
     }
 
     /// True if a grammar constrains the output, or may.

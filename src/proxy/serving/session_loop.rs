@@ -162,7 +162,7 @@ impl SessionLoop {
         let mut actions = Actions::default();
         if let Some(call) = prompt_ids_call {
             // A separate call requests the prompt's ids if the first answer does not carry them.
-            let event = calls.clone().prompt_and_grammar(plan.grammar.clone(), request, call, clock);
+            let event = calls.clone().prompt_and_grammar(plan.grammar.clone(), request, call);
             actions.start(plain_stream.id, event.map(Reply::event));
         }
         Self {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::concurrency::ConcurrencyBucket;
 use super::lines::{Key, Lines};
-use crate::control::prospect::{Curve, Prior};
+use crate::control::prior::Probed;
 use crate::words::VerifyMethod;
 
 /// Bounds between the sizes of contexts, in tokens: below the first, and from each one on.
@@ -225,16 +225,12 @@ impl Verify {
     }
 
     /// Takes the result of a probe.
-    pub fn take_prior(&mut self, prior: &Prior, token: f64) {
-        for (method, curves) in VerifyMethod::ALL.into_iter().zip(&prior.verify) {
-            for Curve { context, points } in curves {
-                let key = VerifyKey::new(method, *context, ConcurrencyBucket::default());
-                let guess = VerifyLine::guess(token, Some(method));
-                let line = self.probed.of(key, |_| guess.begun(token, key));
-                for &(nodes, seconds) in points {
-                    line.weigh(features(nodes, Shared::default()), seconds, SURE);
-                }
-            }
+    pub fn take_prior(&mut self, rounds: &[Probed], token: f64) {
+        for &Probed { method, context, nodes, seconds } in rounds {
+            let key = VerifyKey::new(method, context, ConcurrencyBucket::default());
+            let guess = VerifyLine::guess(token, Some(method));
+            let line = self.probed.of(key, |_| guess.begun(token, key));
+            line.weigh(features(nodes, Shared::default()), seconds, SURE);
         }
     }
 

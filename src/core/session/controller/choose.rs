@@ -180,9 +180,9 @@ impl SpeculationController {
     /// The rounds of the drafter in this slot: this session's, combined with those of its class.
     fn value(&self, slot: &SessionDrafter, round_costs: &RoundCosts, learnt: &Measurements) -> Value {
         let class = Class::new(slot.id, self.bucket, self.rules.kind);
-        let others = learnt.classes.of(class).map(|rounds| round_costs.value(&rounds)).unwrap_or_default();
+        let others = learnt.classes.of(class).map(|rounds| rounds.value(round_costs)).unwrap_or_default();
         let per_round = others.tokens / others.rounds.max(1e-6);
-        round_costs.value(&slot.rounds).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
+        slot.rounds.value(round_costs).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
     }
 
     /// Projected speedup for an output of `tokens` tokens, by the virtual rounds of the best
@@ -194,7 +194,7 @@ impl SpeculationController {
             let round_costs = self.round_costs(learnt);
             let known = self.slots.iter().filter(|slot| slot.rounds.count() >= PROJECTED_OF);
             let rate =
-                known.filter_map(|slot| round_costs.value(&slot.rounds).rate()).max_by(f64::total_cmp)?;
+                known.filter_map(|slot| slot.rounds.value(&round_costs).rate()).max_by(f64::total_cmp)?;
             let plain_seconds = tokens as f64 * token;
             let gain = plain_seconds / (tokens as f64 / rate + round_costs.switch_in);
             Some((if gain < 1.0 + self.rules.margin { 1.0 } else { gain }, round_costs.basis))

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use foretell_core::control::Prior;
-use foretell_core::control::prospect::{Judgement, Prospect, judge};
 use foretell_core::words::VerifyMethod;
 use foretell_engines::Confirmation;
 use foretell_engines::probe::Findings;
+use foretell_engines::probe::prospect::{Judgement, Prospect, judge};
 use foretell_engines::{Engine, Noise, RowShape};
 use foretell_wire::openai::Defaults;
 
@@ -59,7 +59,7 @@ impl ProbeReport {
 
     /// The expected gain of each verification method, if drafting costs nothing.
     pub fn prospects(&self) -> Vec<Prospect> {
-        self.findings.measured.prospects(0.0)
+        self.findings.measured.prospects()
     }
 
     /// Verification methods that the engine lacks or that do not work there, with the reason.

@@ -5,8 +5,8 @@
 //! Nothing else is assumed, so the same figures show an operator the expected speedup and give a
 //! chooser its starting point.
 
-use super::MARGIN;
-use crate::words::VerifyMethod;
+use foretell_core::control::{MARGIN, Prior, Probed};
+use foretell_core::words::VerifyMethod;
 
 /// Acceptance probabilities of a draft token for which a speedup is predicted.
 pub const ACCEPTANCES: [f64; 3] = [0.5, 0.7, 0.9];
@@ -117,41 +117,39 @@ impl Measured {
         points
     }
 
-    /// The prediction for each method at each measured context and each of [`ACCEPTANCES`].
-    /// `t_draft`: seconds per drafted token.
-    pub fn prospects(&self, t_draft: f64) -> Vec<Prospect> {
+    /// The prediction for each method at each measured context and each of [`ACCEPTANCES`], if
+    /// drafting costs nothing.
+    pub fn prospects(&self) -> Vec<Prospect> {
         let at = |(method, context): (VerifyMethod, usize)| {
             ACCEPTANCES
                 .into_iter()
-                .filter_map(move |acceptance| self.best(method, context, acceptance, t_draft))
+                .filter_map(move |acceptance| self.best(method, context, acceptance))
         };
         self.positions().into_iter().flat_map(at).collect()
     }
 
-    fn best(&self, method: VerifyMethod, context: usize, acceptance: f64, t_draft: f64) -> Option<Prospect> {
+    fn best(&self, method: VerifyMethod, context: usize, acceptance: f64) -> Option<Prospect> {
         // A round without a draft yields a token too: where plain decoding was measured slower, the
         // figure is of another context or of a disturbed moment.
         let token = self.token(context)?.min(self.round(method, context, 0).unwrap_or(f64::MAX));
         let of = |gamma: usize| {
-            let round = self.round(method, context, gamma)? + gamma as f64 * t_draft;
+            let round = self.round(method, context, gamma)?;
             let gain = tokens(acceptance, gamma) * token / round.max(1e-7);
             Some(Prospect { method, context, acceptance, gamma, gain })
         };
         (1..=MAX_GAMMA).filter_map(of).max_by(|a, b| a.gain.total_cmp(&b.gain))
     }
 
-    /// The same figures as a prior of a chooser.
+    /// What costs begin with.
     pub fn prior(&self) -> Prior {
-        let curves = |method: VerifyMethod| {
-            let positions = self.positions().into_iter().filter(|position| position.0 == method);
-            let points =
-                |context| self.points(|timed| timed.method == method && near(context, timed.context));
-            positions.map(|(_, context)| Curve { context, points: points(context) }).collect()
+        let rounds = |(method, context): (VerifyMethod, usize)| {
+            let points = self.points(|timed| timed.method == method && near(context, timed.context));
+            points.into_iter().map(move |(nodes, seconds)| Probed { method, context, nodes, seconds })
         };
         let tokens = self.token.len() as f64;
         let token = self.token.iter().map(|&(_, seconds)| seconds).sum::<f64>() / tokens;
         Prior {
-            verify: VerifyMethod::ALL.map(curves),
+            verify: self.positions().into_iter().flat_map(rounds).collect(),
             token: (tokens > 0.0).then_some(token),
             switch_in: self.switch_in,
             switch_out: self.switch_out,
@@ -163,31 +161,6 @@ impl Measured {
 /// True if two contexts are the same one, grown by a few tokens.
 fn near(one: usize, other: usize) -> bool {
     one.abs_diff(other) < 64 && one.max(other) < 2 * one.min(other)
-}
-
-/// Seconds of verify requests with contexts of about the same length.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Curve {
-    pub context: usize,
-    /// Draft nodes and seconds, both ascending.
-    pub points: Vec<(usize, f64)>,
-}
-
-/// Assumptions of a chooser about an engine start until it has measurements. Times in
-/// seconds; `None` where nothing was measured.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Prior {
-    /// Times of verify requests by [`VerifyMethod::index`], one curve for each length of context
-    /// that was measured.
-    pub verify: [Vec<Curve>; VerifyMethod::ALL.len()],
-    /// Seconds per plain token.
-    pub token: Option<f64>,
-    /// Extra cost of switching from plain decoding to speculation.
-    pub switch_in: Option<f64>,
-    /// Extra cost of switching from speculation to plain decoding.
-    pub switch_out: Option<f64>,
-    /// Time that a cancelled request takes to end.
-    pub cancel: Option<f64>,
 }
 
 /// The conclusion from the measurements.
@@ -204,7 +177,7 @@ pub struct Judgement {
 
 /// Judges the measurements. `known`: the verification methods that the server has.
 pub fn judge(measured: &Measured, known: &[VerifyMethod]) -> Judgement {
-    let prospects = measured.prospects(0.0);
+    let prospects = measured.prospects();
     let most = ACCEPTANCES.into_iter().fold(0.0, f64::max);
     let high = prospects.iter().filter(|prospect| prospect.acceptance >= most);
     let Some(best) = high.max_by(|a, b| a.gain.total_cmp(&b.gain)) else {
@@ -341,7 +314,7 @@ mod tests {
         // long.
         let round = |nodes: usize| 0.1 + 0.001 * nodes as f64;
         let measured = Measured { token: vec![(1000, 0.2)], ..measured(0.2, round) };
-        for prospect in measured.prospects(0.0) {
+        for prospect in measured.prospects() {
             assert!(prospect.gain < tokens(prospect.acceptance, prospect.gamma), "{prospect:?}");
         }
     }
