@@ -58,6 +58,8 @@ const MEASURED: f64 = 8.0;
 const FIRST: f64 = 5.0;
 /// Draft tokens that one request may have whatever first tokens are delayed by.
 const FEW: usize = 4;
+/// Most that a request may take of the draft tokens allowed in flight, in equal parts of them.
+const PARTS: f64 = 2.0;
 
 /// The state of a replica and of its engine start, which sessions read and write.
 #[derive(Debug)]
@@ -140,14 +142,15 @@ impl Measurements<'_> {
 
     /// Draft tokens that one more verify request may have, so that all of ours in flight delay
     /// first tokens by no more than our share of what `ratio` allows: the greatest ratio of their
-    /// times with and without drafts. One request may always have a few: else their delay would
-    /// never be remeasured.
+    /// times with and without drafts. None takes more than two requests' part of that, which would
+    /// leave others plain. One request may always have a few: else their delay would never be
+    /// remeasured.
     pub fn nodes_allowed(&self, ratio: f64) -> usize {
-        let (ours, all) = (self.concurrency.ours().max(1), self.concurrency.requests());
-        let node = if ours > 1 { self.costs.concurrent() } else { 0.0 };
-        let room = self.costs.room(ratio, ours as f64 / all.max(ours) as f64, node);
+        let (ours, all) = (self.concurrency.ours().max(1) as f64, self.concurrency.requests() as f64);
+        let node = if ours > 1.0 { self.costs.concurrent() } else { 0.0 };
+        let room = self.costs.room(ratio, ours / all.max(ours), node);
         let drafted = self.concurrency.drafted();
-        let nodes = (room - drafted as f64 - 1.0).max(0.0) as usize;
+        let nodes = ((room - drafted as f64).min(PARTS * room / ours) - 1.0).max(0.0) as usize;
         if drafted == 0 { nodes.max(FEW) } else { nodes }
     }
 
@@ -161,9 +164,9 @@ impl Measurements<'_> {
         };
         self.costs.note_plain(seconds, tokens, self.concurrency.ours(), by);
         // Plain decoding is slower with concurrent verify requests; speculation has to beat the
-        // pace that it
-        // has without them.
-        if !self.concurrency.all_plain() && !reading {
+        // pace that it has without them.
+        if !self.concurrency.all_plain() {
+            let seconds = self.without_reading(seconds, self.plain_seconds(tokens as f64), now);
             self.book(tokens as f64, seconds, true);
         }
         self.passed(seconds);
@@ -181,11 +184,17 @@ impl Measurements<'_> {
 
     /// As [`Self::plain_resumed`], of a plain request that continues another one.
     pub fn continued(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
-        // Plain decoding would have waited for the prompt, too.
-        let read = self.concurrency.read_within(seconds, now);
-        let won = if read { 0.0 } else { self.book(tokens as f64, seconds, chosen) };
+        let booked = self.without_reading(seconds, self.plain_seconds(tokens as f64), now);
+        let won = self.book(tokens as f64, booked, chosen);
         self.passed(seconds);
         won
+    }
+
+    /// `seconds` until `now` without those in which the engine read prompts of ours, for which
+    /// plain decoding would have waited, too; at least `expected`.
+    pub fn without_reading(&self, seconds: f64, expected: f64, now: Tick) -> f64 {
+        let prompts = self.concurrency.prompts_within(seconds, now) as f64;
+        (seconds - prompts * self.costs.prompt()).max(expected.min(seconds))
     }
 
     /// Seconds that `tokens` plain tokens take; 0 before that was measured.

@@ -292,6 +292,11 @@ impl Costs {
         self.first_tokens.note(sent, prompt, seconds, token);
     }
 
+    /// Expected seconds in which the engine reads a prompt of ours.
+    pub fn prompt(&self) -> f64 {
+        self.first_tokens.prompt(self.concurrency)
+    }
+
     /// Tokens of our verify requests that may be in flight so that they delay first tokens by no
     /// more than the share `ours` of the delay that is allowed by `ratio`: that of the times to
     /// first tokens with and without drafts. `node`: seconds by which one lengthens other verify

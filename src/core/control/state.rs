@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::budget::Budget;
@@ -35,6 +35,8 @@ pub struct ReplicaState {
 /// Reports older than this are ignored: they do not show the present concurrency.
 const STALE: Duration = Duration::from_secs(2);
 
+/// Prompts whose ends are kept.
+const READ: usize = 64;
 /// Assumed minimum concurrency of an engine that reports no limit of requests.
 const AT_ONCE: usize = 8;
 
@@ -63,7 +65,7 @@ impl Waiting {
 }
 
 /// Number of requests that an engine computes at once: ours, and those of others that it reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Concurrency {
     ours: usize,
     speculating: usize,
@@ -81,6 +83,8 @@ pub struct Concurrency {
     /// Our requests whose prompt the engine reads, and those that it continues after rounds.
     reading: Waiting,
     continuing: Waiting,
+    /// When the last prompts had been read.
+    read: VecDeque<Tick>,
     /// Share of the free sequences, 0 to 1, that verify requests may take while others run.
     slots: f64,
 }
@@ -133,6 +137,12 @@ impl Concurrency {
         let waiting = self.waiting(awaited);
         waiting.requests = waiting.requests.saturating_sub(1);
         waiting.last = waiting.last.max(now);
+        if let (Awaited::Prompt, Some(now)) = (awaited, now) {
+            if self.read.len() == READ {
+                self.read.pop_front();
+            }
+            self.read.push_back(now);
+        }
     }
 
     fn waiting(&mut self, awaited: Awaited) -> &mut Waiting {
@@ -146,6 +156,12 @@ impl Concurrency {
     /// meanwhile took longer than usual.
     pub fn read_within(&self, seconds: f64, now: Tick) -> bool {
         self.reading.within(seconds, now)
+    }
+
+    /// Prompts of ours that the engine finished reading within the last `seconds`, at most
+    /// [`READ`].
+    pub fn prompts_within(&self, seconds: f64, now: Tick) -> usize {
+        self.read.iter().rev().take_while(|read| now.seconds_since(**read) < seconds).count()
     }
 
     /// True if it began to continue a request of ours after rounds within the last `seconds`.

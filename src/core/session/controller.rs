@@ -375,9 +375,8 @@ impl SpeculationController {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
         let (won, saved) = self.control.with(|learnt| {
-            let read = tokens > 0 && learnt.concurrency.read_within(seconds, now);
-            let expected = || learnt.costs.verify(way, nodes, learnt.shares());
-            let seconds = if read { seconds.min(expected()) } else { seconds };
+            let expected = learnt.costs.verify(way, nodes, learnt.shares());
+            let seconds = learnt.without_reading(seconds, expected, now);
             let won = learnt.note_round(tokens, seconds, lost, chosen);
             (won, learnt.plain_seconds(won))
         });

@@ -17,6 +17,8 @@ pub const DELAY_ALLOWED: f64 = 0.020;
 const MEAN: f64 = 0.5;
 /// First tokens after which one weighs half.
 const HALF_LIFE: f64 = 350.0;
+/// Weight of a prompt in the mean of its tokens.
+const USUAL: f64 = 0.05;
 /// First tokens from which on a delay is known.
 const KNOWN: f64 = 16.0;
 /// How far off the assumptions may be, in plain tokens: the time without drafts, the delay by a
@@ -47,6 +49,9 @@ pub(super) struct FirstTokens {
     /// Tokens of all prompts of ours that were read so far.
     #[serde(skip)]
     read: usize,
+    /// Mean tokens of a prompt.
+    #[serde(skip)]
+    prompt: f64,
 }
 
 impl FirstTokens {
@@ -59,11 +64,19 @@ impl FirstTokens {
     /// a plain token takes `token` seconds.
     pub fn note(&mut self, sent: Sent, prompt: usize, seconds: f64, token: f64) {
         self.read = self.read.wrapping_add(prompt);
+        self.prompt += (prompt as f64 - self.prompt) * if self.prompt > 0.0 { USUAL } else { 1.0 };
         let Some(drafted) = sent.drafted else { return };
         let read = self.read.wrapping_sub(sent.read) as f64 / 1_000.0;
         let begin =
             || Line::new([2.0 * token, 0.0, 0.0], SCALE.map(|tokens| tokens * token), token, HALF_LIFE);
         self.lines.of(sent.concurrency, |_| begin()).note([1.0, drafted as f64, read], seconds);
+    }
+
+    /// Expected seconds of reading a prompt at the nearest concurrency; 0 before that is known.
+    pub fn prompt(&self, concurrency: ConcurrencyBucket) -> f64 {
+        let line = self.lines.nearest(concurrency, |line| line.weight() >= KNOWN);
+        let [.., thousand] = line.map_or([0.0; 3], |(_, line)| line.coefficients::<3>());
+        thousand.max(0.0) * self.prompt / 1_000.0
     }
 
     /// Tokens of verify requests that may be in flight, ours alone, where all of them together may
