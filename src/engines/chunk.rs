@@ -41,24 +41,6 @@ pub struct Chunk {
     pub doubtful: bool,
 }
 
-/// The events with which the stream of a chat would have begun, made from an answer of one token
-/// ([`super::Codec::first_token`]).
-#[derive(Clone, Debug, PartialEq)]
-pub struct FirstToken {
-    /// The event with the role.
-    pub role: Value,
-    /// An event with the usage so far, which streams do not have.
-    pub usage: Value,
-    /// The event of the token, with its id, which streams do not have.
-    pub event: Value,
-    /// Ids of the prompt.
-    pub prompt: Vec<TokenId>,
-    /// The token.
-    pub token: TokenId,
-    /// The text that the server sent for it; `None` if a stop text has cut that.
-    pub text: Option<String>,
-}
-
 impl Chunk {
     /// Its text, and the reasoning and tool calls that a parser of the backend has taken out of it.
     /// `None` if the delta has a member that is neither.

@@ -23,20 +23,19 @@ use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, client_fields};
 use super::{
-    Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, StopQuirks, Unreadable, UsageQuirks, Usual,
-    VerifyRequest,
+    Additions, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens,
+    Noise, OutputLimits, Pages, PrefixCache, PromptStep, Question, Quirks, Refusal, RequestKind, Round,
+    ServerDefaults, StopQuirks, Tokenize, Unreadable, UsageQuirks, Usual, VerifyRequest,
 };
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
+use foretell_wire::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, SamplingField, order};
 use foretell_wire::translation::Thinking;
 
 const COMPLETION: &str = "/completion";
 const TEMPLATE: &str = "/apply-template";
-const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 const SLOTS: &str = "/slots";
 /// Tokens of one plain request by ids: its text comes at once at its end.
@@ -71,6 +70,10 @@ const QUIRKS: Quirks = Quirks {
     bare_end: true,
     json_type: "application/json; charset=utf-8",
     time_report: Some("timings"),
+    tokenize: Some(Tokenize::Content),
+    limits: OutputLimits { completion: MaxTokens::Context, ..OutputLimits::OPENAI },
+    segment: Some(SEGMENT),
+    broken_end: BrokenEnd::OmittedInStreams,
     stops: StopQuirks { order: StopOrder::FirstBegun, ..StopQuirks::COMMON },
     usage: UsageQuirks {
         unrequested: Some(Route::Completions),
@@ -103,109 +106,105 @@ impl Codec for LlamaCpp {
         // A single slot computes one prompt after the other.
         let methods = if slots > 1 && !remembers(&params) { vec![VerifyMethod::FanOut] } else { vec![] };
         let most = params.get("n_predict").and_then(Value::as_u64).and_then(|most| u32::try_from(most).ok());
+        let most = most.map_or(MaxTokens::Context, MaxTokens::Tokens);
+        let defaults = ServerDefaults {
+            sampling: defaults(&params),
+            samplers: operator_samplers(&params),
+            seeded: number("seed").is_some_and(|seed| seed >= 0.0 && seed as u64 != RANDOM_SEED),
+            ..ServerDefaults::default()
+        };
+        let load = [METRICS, SLOTS].into_iter().find(|path| answers.status(path) == Some(200));
         Ok(Engine {
             context: usize::try_from(context).ok(),
             methods,
-            defaults: defaults(&params),
-            default_tokens: most,
-            operator_samplers: operator_samplers(&params),
+            defaults,
+            limits: OutputLimits { most: None, completion: most, chat: most },
             noise: Noise::Call,
-            seeded: number("seed").is_some_and(|seed| seed >= 0.0 && seed as u64 != RANDOM_SEED),
-            lanes: usize::try_from(slots).ok(),
-            reports_cached: true,
+            slots: usize::try_from(slots).ok(),
+            cache: PrefixCache { reports_hits: true, ..PrefixCache::default() },
             speculates: speculative || native.is_some_and(|kind| kind != "none"),
-            segment: Some(SEGMENT),
-            broken_end: BrokenEnd::OmittedInStreams,
-            load_path: [METRICS, SLOTS].into_iter().find(|path| answers.status(path) == Some(200)),
+            pages: Pages { load, ..Pages::default() },
             ..Engine::new(Dialect::LlamaCpp, model, answers.word(PROPS, "/build_info").unwrap_or_default())
         })
     }
 
-    /// This server ignores parameters of other servers silently. Where the first call of a chat
-    /// overwrites a parameter of the client's, the server's error about the client's value would be
-    /// lost.
-    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
-        let fields = &request.sampling;
-        let penalized = fields.set_by_client.has(foretell_wire::openai::SamplingField::RepetitionPenalty)
-            && fields.penalizes_repetition();
-        let replaced = |name: &str| {
-            request.route == Route::Chat && request.body.get(name).is_some_and(|value| !value.is_null())
-        };
-        let parameters = [
-            (penalized, "repetition_penalty"),
-            (sampling.min_tokens > 0, "min_tokens"),
-            (request.include_stop, "include_stop_str_in_output"),
-            (request.return_token_ids, "return_token_ids"),
-            (!request.stop_token_ids.is_empty(), "stop_token_ids"),
-            (replaced("n_probs"), "n_probs"),
-            (replaced("top_logprobs"), "top_logprobs"),
-        ];
-        let sets = |name: &&str| request.body.get(*name).is_some_and(|value| !value.is_null());
-        let switched_off = engine.operator_samplers.iter().copied().find(sets);
-        Refused::by_first(PassthroughReason::Parameter, &parameters)
-            .or_else(|| switched_off.map(|name| Refused::by(PassthroughReason::Parameter, name)))
+    fn methods(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        sampling: &Sampling,
+        _: bool,
+    ) -> Result<Vec<VerifyMethod>, Refused> {
+        match refused(engine, request, sampling) {
+            Some(refused) => Err(refused),
+            None => Ok(engine.methods.clone()),
+        }
     }
 
-    fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {
-        engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens)
-    }
-
-    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
-        let mut body = shared::streamed(request, json!({ "include_usage": true }));
-        let more: &[(&str, Value)] = match request.route {
-            Route::Completions => &[("verbose", json!(true)), ("timings_per_token", json!(true))],
+    fn additions(&self, _: &Engine, request: &Request, _: u64) -> Additions {
+        type Members = &'static [&'static str];
+        let (members, top, choice): (_, Members, Members) = match request.route {
+            Route::Completions => (vec![("verbose", json!(true))], &["__verbose", "timings"], &[]),
             // Log-probabilities after sampling cost nothing; those before it are a pass over the
             // vocabulary.
-            Route::Chat => &[
-                ("logprobs", json!(true)),
-                ("top_logprobs", json!(1)),
-                ("post_sampling_probs", json!(true)),
-                ("timings_per_token", json!(true)),
-            ],
+            Route::Chat => (
+                vec![
+                    ("logprobs", json!(true)),
+                    ("top_logprobs", json!(1)),
+                    ("post_sampling_probs", json!(true)),
+                ],
+                &["timings"],
+                &["logprobs"],
+            ),
         };
-        body.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-        Call { path: request.route.path(), body: bytes(&body) }
-    }
-
-    fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        let (members, choice): (&[_], &[_]) = match request.route {
-            Route::Completions => (&["__verbose", "timings"], &[]),
-            Route::Chat => (&["timings"], &["logprobs"]),
+        let traces = Additive {
+            usage: !request.include_usage,
+            token_ids: true,
+            members: top,
+            choice,
+            ..Additive::default()
         };
-        Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
+        Additions {
+            members: members.into_iter().chain([("timings_per_token", json!(true))]).collect(),
+            traces,
+        }
     }
 
     /// A chat's choice is written in alphabetical order, as its objects are; an event's has it
     /// already.
-    fn complete(&self, answer: &mut Value) {
+    fn complete(&self, _: &Engine, _: Route, answer: &mut Value) {
         if answer.pointer("/choices/0/message").is_some() {
             order(answer.pointer_mut("/choices/0"), &["finish_reason", "index", "message"]);
         }
         order(Some(answer), &ANSWER);
     }
 
-    fn prompt_ids_call(&self, _: &Engine, request: &Request) -> Option<Call> {
-        match &request.prompt {
-            Prompt::Ids(_) => None,
-            Prompt::Text(text) => Some(tokenize(text, true)),
-            Prompt::Messages(_) => Some(Call { path: TEMPLATE, body: bytes(&request.body) }),
-        }
-    }
-
-    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+    fn prompt_step(
+        &self,
+        _: &Engine,
+        request: &Request,
+        answer: Option<&[u8]>,
+    ) -> Result<PromptStep, Unreadable> {
+        let Some(body) = answer else {
+            return Ok(match &request.prompt {
+                Prompt::Ids(_) => PromptStep::Nothing,
+                Prompt::Text(text) => PromptStep::Call(tokenize(text)),
+                Prompt::Messages(_) => PromptStep::Call(Call { path: TEMPLATE, body: bytes(&request.body) }),
+            });
+        };
         let answer: Value = serde_json::from_slice(body).map_err(|_| Unreadable("not JSON"))?;
         if let Some(text) = answer.get("prompt").and_then(Value::as_str) {
-            return Ok(PromptAnswer::Call(tokenize(text, true)));
+            return Ok(PromptStep::Call(tokenize(text)));
         }
         let tokens = answer.get("tokens").and_then(shared::ids);
-        tokens.map(PromptAnswer::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
+        tokens.map(PromptStep::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         native(context, &[Vec::new()], max_tokens, sampling)
     }
 
-    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         match kind {
             RequestKind::First => first_chunk(event),
             RequestKind::Later => unstreamed_chunk(event),
@@ -221,7 +220,7 @@ impl Codec for LlamaCpp {
             return Err(Refusal::NoRoom(round.context.len()));
         }
         let paths = shared::paths(round.draft, nodes);
-        Ok(VerifyRequest { calls: vec![native(&round.context, &paths, 1, round.sampling)], nodes })
+        Ok(VerifyRequest::one(native(&round.context, &paths, 1, round.sampling), nodes))
     }
 
     fn result(
@@ -281,11 +280,6 @@ impl Codec for LlamaCpp {
         Some(Call { path: COMPLETION, body: body.end() })
     }
 
-    fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
-        let body = json!({ "content": text, "add_special": false, "parse_special": true });
-        Some(Question::post(TOKENIZE, body))
-    }
-
     fn load(&self, body: &str) -> Option<Load> {
         if let Ok(slots) = serde_json::from_str::<Vec<Slot>>(body) {
             let running = slots.iter().filter(|slot| slot.is_processing).count();
@@ -295,6 +289,29 @@ impl Codec for LlamaCpp {
         let kv = ["llamacpp:kv_cache_usage_ratio"];
         shared::load(body, "llamacpp:requests_processing", "llamacpp:requests_deferred", &kv)
     }
+}
+
+/// Reason why the engine cannot carry this request exactly. This server ignores parameters of other
+/// servers silently. Where the first call of a chat overwrites a parameter of the client's, the
+/// server's error about the client's value would be lost.
+fn refused(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+    let fields = &request.sampling;
+    let penalized =
+        fields.set_by_client.has(SamplingField::RepetitionPenalty) && fields.penalizes_repetition();
+    let sets = |name: &str| request.body.get(name).is_some_and(|value| !value.is_null());
+    let replaced = |name: &str| request.route == Route::Chat && sets(name);
+    let parameters = [
+        (penalized, "repetition_penalty"),
+        (sampling.min_tokens > 0, "min_tokens"),
+        (request.include_stop, "include_stop_str_in_output"),
+        (request.return_token_ids, "return_token_ids"),
+        (!request.stop_token_ids.is_empty(), "stop_token_ids"),
+        (replaced("n_probs"), "n_probs"),
+        (replaced("top_logprobs"), "top_logprobs"),
+    ];
+    let switched_off = engine.defaults.samplers.iter().copied().find(|name| sets(name));
+    Refused::by_first(PassthroughReason::Parameter, &parameters)
+        .or_else(|| switched_off.map(|name| Refused::by(PassthroughReason::Parameter, name)))
 }
 
 #[derive(Deserialize)]
@@ -351,14 +368,15 @@ fn defaults(params: &Value) -> Option<Defaults> {
 /// tokens than the KV cache that the slots share, because the server makes room there by failing
 /// other requests.
 fn room(engine: &Engine, context: &Context<'_>) -> usize {
-    let slots = engine.lanes.unwrap_or(1);
+    let slots = engine.slots.unwrap_or(1);
     let fit = engine.context.map_or(slots, |most| most / context.len().max(1));
     slots.min(fit).saturating_sub(1)
 }
 
-fn tokenize(text: &str, add_special: bool) -> Call {
-    let body = json!({ "content": text, "add_special": add_special, "parse_special": true });
-    Call { path: TOKENIZE, body: bytes(&body) }
+/// The call for the ids of a prompt.
+fn tokenize(text: &str) -> Call {
+    let body = json!({ "content": text, "add_special": true, "parse_special": true });
+    Call { path: shared::TOKENIZE, body: bytes(&body) }
 }
 
 /// A prompt of ids for each path that may follow the context, on llama.cpp's native route, not

@@ -11,10 +11,11 @@ use serde_json::{Map, Value};
 
 use super::body::Body;
 use super::recognise::{MODELS, VERSION};
-use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, non_default_fields};
+use super::shared::{self, PromptUsage, non_default_fields};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, StopQuirks, Unreadable, UsageQuirks, Usual, VerifyRequest,
+    Additions, Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, Noise, OutputLimits,
+    OutputParsing, Pages, PrefixCache, ProcessMarks, Question, Quirks, Refusal, RequestKind, Round,
+    ServerDefaults, SpecialTokens, StopQuirks, Unreadable, UsageQuirks, Usual, VerifyRequest,
 };
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
@@ -47,6 +48,8 @@ const QUIRKS: Quirks = Quirks {
         continues_grammar: true,
     }),
     shares_noise: true,
+    start_page: Some(MODELS),
+    limits: OutputLimits::OPENAI,
     hollow_deltas: true,
     render_setting: Some("--tool-parser"),
     stops: StopQuirks { order: StopOrder::FirstComplete, ..StopQuirks::COMMON },
@@ -76,60 +79,54 @@ impl Codec for Onnx {
             reasoning: format("/data/0/reasoning_parser").and_then(|name| ReasoningFormat::from_name(&name)),
         };
         let is_set = |name: &str| answers.at(MODELS, name).is_some_and(|value| !value.is_null());
-        Ok(Engine {
-            unparsed: !is_set("/data/0/tool_parser") && !is_set("/data/0/reasoning_parser"),
+        let parses = parsers != Parsers::default();
+        let process = ProcessMarks {
             started: answers.number(MODELS, "/data/0/started").or_else(|| start_seconds(answers)),
-            mark: answers.word(MODELS, "/data/0/system_fingerprint"),
+            fingerprint: answers.word(MODELS, "/data/0/system_fingerprint"),
+            ..ProcessMarks::default()
+        };
+        let unparsed = !is_set("/data/0/tool_parser") && !is_set("/data/0/reasoning_parser");
+        let eos = eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?;
+        Ok(Engine {
+            process,
             context: usize::try_from(context).ok(),
             methods: vec![VerifyMethod::Tree, VerifyMethod::FanOut],
-            defaults: Some(Defaults::OPENAI),
+            defaults: ServerDefaults { sampling: Some(Defaults::OPENAI), ..ServerDefaults::default() },
             noise: Noise::Position,
-            reports_cached: true,
-            eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
-            load_path: Some("/metrics"),
-            parsers,
-            renders: parsers != Parsers::default(),
-            derenders: parsers != Parsers::default(),
+            cache: PrefixCache { reports_hits: true, ..PrefixCache::default() },
+            pages: Pages { renders: parses, derenders: parses, aborts: false, load: Some("/metrics") },
+            parsing: OutputParsing { parsers, unparsed, counts_reasoning: false },
             proposes: answers.number(MODELS, "/data/0/proposes").unwrap_or(0) as usize,
             continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR_VERSION),
+            tokens: SpecialTokens { eos, ..SpecialTokens::default() },
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }
 
-    fn start_page(&self) -> Option<&'static str> {
-        Some(MODELS)
+    fn methods(
+        &self,
+        engine: &Engine,
+        _: &Request,
+        _: &Sampling,
+        _: bool,
+    ) -> Result<Vec<VerifyMethod>, Refused> {
+        Ok(engine.methods.clone())
     }
 
-    fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
-        None
-    }
-
-    fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
-        match request.route {
-            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
-            Route::Chat => MaxTokens::Context,
-        }
-    }
-
-    /// Adds `return_token_ids` and, above temperature 0 if the client sent none, `seed`.
-    fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call {
-        let mut body = shared::streamed(request, shared::continuous_usage());
-        body.insert("return_token_ids".into(), Value::Bool(true));
+    /// Above temperature 0, if the client sent no `seed`, it gets one.
+    fn additions(&self, engine: &Engine, request: &Request, seed: u64) -> Additions {
+        let mut members = vec![("return_token_ids", Value::Bool(true))];
         if engine.proposes > 0 {
-            body.insert(PROPOSE.into(), engine.proposes.into());
+            members.push((PROPOSE, engine.proposes.into()));
         }
         if request.sampling.temperature > 0.0 && request.sampling.seed.is_none() {
-            body.insert("seed".into(), seed.into());
+            members.push(("seed", seed.into()));
         }
-        Call { path: request.route.path(), body: bytes(&body) }
-    }
-
-    fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, choice: &[PROPOSAL], ..Additive::of(request) }
+        Additions { members, traces: Additive { usage: true, choice: &[PROPOSAL], ..Additive::of(request) } }
     }
 
     /// The seed stands last in a choice, behind the ids.
-    fn complete(&self, answer: &mut Value) {
+    fn complete(&self, _: &Engine, _: Route, answer: &mut Value) {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         if let Some((name, seed)) = choice.shift_remove_entry("seed") {
             choice.insert(name, seed);
@@ -151,7 +148,7 @@ impl Codec for Onnx {
         shared::plain_request(context, max_tokens, &fields)
     }
 
-    fn chunk(&self, _: &Engine, _: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         let mut chunk = shared::chunk(event)?;
         let proposal = event.pointer("/choices/0").and_then(|choice| choice.get(PROPOSAL));
         let proposal = proposal.cloned().and_then(Proposed::read);
@@ -162,9 +159,7 @@ impl Codec for Onnx {
     /// Sends the tree itself, or one prompt per node.
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
         match round.method {
-            VerifyMethod::Tree => {
-                Ok(VerifyRequest { calls: vec![tree(engine, round)], nodes: round.draft.len() })
-            }
+            VerifyMethod::Tree => Ok(VerifyRequest::one(tree(engine, round), round.draft.len())),
             VerifyMethod::FanOut => Ok(fan_out(round)),
             VerifyMethod::Score => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
@@ -350,7 +345,7 @@ mod tests {
                 answers.add(path, Reply { status: 200, body, ..Reply::default() });
             }
             let engine = Onnx.engine(&answers).unwrap();
-            (engine.unparsed, engine.parsers.tools.is_some())
+            (engine.parsing.unparsed, engine.parsing.parsers.tools.is_some())
         };
         assert_eq!(unparsed("null"), (true, false));
         assert_eq!(unparsed(r#""hermes""#), (false, true));

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Call, Context, Engine, RequestKind, Round, VerifyRequest};
+use super::{Call, Context, Engine, RequestKind, Round, VerifyRequest, shared};
 use foretell_core::control::prospect::Measured;
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_core::units::{Tick, TokenId};
@@ -265,7 +265,7 @@ impl Prober {
         let sampling = Sampling { ignore_eos: true, ..sampling };
         let at = Context::new(&self.engine.model, &context, &output);
         let call = self.engine.plain_request(&at, &sampling, tokens);
-        let request = VerifyRequest { calls: Vec::new(), nodes: 0 };
+        let request = VerifyRequest::default();
         self.pending = Some(Pending { task, context, draft: Tree::default(), request });
         Some(ProbeStep::Plain { call, leave })
     }
@@ -322,13 +322,12 @@ impl Prober {
             }
         };
         if result.computed.is_some() {
-            self.engine.reports_cached = true;
+            self.engine.cache.reports_hits = true;
         }
         if let (Task::Same { repeat: true }, [body]) = (pending.task, bodies)
-            && let Some(rows) =
-                self.engine.dialect.codec().rows(pending.context.len() + pending.draft.len(), body)
+            && let Some(rows) = shared::row_shape(pending.context.len() + pending.draft.len(), body)
         {
-            self.engine.rows = rows;
+            self.engine.cache.rows = rows;
         }
         self.learning.round(
             &pending.task,
@@ -368,7 +367,7 @@ impl Prober {
     fn is_chance(&mut self, pending: &Pending, status: u16, body: &[u8]) -> bool {
         let Some(method) = self.method_of(pending) else { return false };
         let Some(chances) = self.chances.get_mut(method.index()) else { return false };
-        let chance = *chances < CHANCES && self.engine.dialect.codec().is_undecided(method, status, body);
+        let chance = *chances < CHANCES && self.engine.is_undecided(method, status, body);
         *chances += u32::from(chance);
         chance
     }

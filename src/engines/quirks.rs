@@ -1,11 +1,12 @@
 //! The constant properties in which engines differ: one constant of each dialect, read wherever one
 //! of them decides, so that no engine's name does.
 
-use super::Noise;
+use super::{BrokenEnd, Engine, Noise, OutputLimits, shared};
 use foretell_core::session::{StopBuffer, StopOrder};
 use foretell_core::words::VerifyMethod;
 use foretell_wire::openai::Route;
 use foretell_wire::translation::Thinking;
+use serde_json::{Value, json};
 
 /// The constant properties in which engines differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +31,24 @@ pub struct Quirks {
     /// The setting without which it does not report the prompt and the sampling of a request
     /// ([`super::Engine::renders`]); `None` if it never does.
     pub render_setting: Option<&'static str>,
-    /// Its chats take sampling defaults from the model's files, and it does not report them.
-    pub model_defaults: bool,
+    /// Its relation to the defaults of the model's `generation_config.json`.
+    pub model_defaults: ModelDefaults,
+    /// The page that reports the start time of its process; `None` if none does.
+    pub start_page: Option<&'static str>,
+    /// The page that tokenizes a text; `None` if it has none.
+    pub tokenize: Option<Tokenize>,
+    /// Maximum output tokens, as far as no answer of the server says more.
+    pub limits: OutputLimits,
+    /// The answers to chats that have the ids of their tokens.
+    pub chat_ids: ChatIds,
+    /// Maximum tokens of one later plain request, where its answer is not streamed; `None` if it
+    /// is.
+    pub segment: Option<u32>,
+    /// Its treatment of an incomplete character at the end of the output.
+    pub broken_end: BrokenEnd,
+    /// The error answer that says no more than that a draft cannot be decided; `None` if it has
+    /// none.
+    pub undecided: Option<Undecided>,
     /// How it finds stop texts, and reports them.
     pub stops: StopQuirks,
     /// How it reports usage.
@@ -64,6 +81,68 @@ pub struct Quirks {
     /// It has the Responses and the Messages API itself in its newest version, so what Foretell
     /// cannot translate is passed through to it.
     pub has_other_apis: bool,
+}
+
+/// The relation of an engine to the defaults of the model's `generation_config.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelDefaults {
+    /// It reports its defaults, whatever they are.
+    Reported,
+    /// Its chats take them, which no answer shows: those of the file that the operator has named
+    /// are sent with every later request (SGLang).
+    Named,
+    /// It may follow the file, which its answers confirm where it does not report its defaults
+    /// (vLLM).
+    Confirmed {
+        /// The first version known to take `presence_penalty` and `frequency_penalty` from it (0.32,
+        /// `config/model.py`).
+        penalties: [u32; 2],
+    },
+}
+
+impl ModelDefaults {
+    /// True if this server takes penalties on output from the model's file.
+    pub fn has_penalties(self, engine: &Engine) -> bool {
+        let Self::Confirmed { penalties } = self else { return false };
+        shared::version(&engine.version).is_some_and(|version| version >= penalties)
+    }
+}
+
+/// The question for the ids of a text, without special tokens, by the member that holds the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tokenize {
+    /// `prompt`, beside the model (vLLM, SGLang).
+    Prompt,
+    /// `content` (llama.cpp).
+    Content,
+}
+
+/// The answers to chats that have the ids of their tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChatIds {
+    /// All.
+    Streamed,
+    /// Those that are not streamed (SGLang): see [`super::first_token`].
+    Unstreamed,
+}
+
+/// An error answer that says no more than that a draft cannot be decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undecided {
+    /// The verification method whose answer it is.
+    pub method: VerifyMethod,
+    /// Its status.
+    pub status: u16,
+    /// A part of its body.
+    pub text: &'static str,
+}
+
+impl Undecided {
+    /// True if an answer to a verify request of this method is that one.
+    pub fn is(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
+        let says = |text: &[u8]| body.windows(text.len()).any(|part| part == text);
+        method == self.method && status == self.status && says(self.text.as_bytes())
+    }
 }
 
 /// How an engine finds stop texts, and reports them.
@@ -127,6 +206,18 @@ impl UsageQuirks {
     };
 }
 
+impl UsageQuirks {
+    /// The `stream_options` for usage, on every event if the engine can, so that its count of the
+    /// prompt is known however early the stream is aborted.
+    pub fn stream_options(&self) -> Value {
+        if self.has_continuous {
+            json!({ "include_usage": true, "continuous_usage_stats": true })
+        } else {
+            json!({ "include_usage": true })
+        }
+    }
+}
+
 /// An engine in its most common configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usual {
@@ -152,7 +243,14 @@ impl Quirks {
         noise_may_be_placed: false,
         cache_setting: None,
         render_setting: None,
-        model_defaults: false,
+        model_defaults: ModelDefaults::Reported,
+        start_page: None,
+        tokenize: None,
+        limits: OutputLimits::UNKNOWN,
+        chat_ids: ChatIds::Streamed,
+        segment: None,
+        broken_end: BrokenEnd::Sent,
+        undecided: None,
         stops: StopQuirks::COMMON,
         usage: UsageQuirks::COMMON,
         json_type: "application/json",

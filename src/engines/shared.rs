@@ -1,12 +1,14 @@
 //! Code for engines with vLLM's form of OpenAI's completions: prompts of token ids, token ids in
 //! the answers, one choice per prompt.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
 use super::{
-    Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
+    Call, Chunk, Context, Engine, Load, PromptStep, Question, RequestKind, Round, RowShape, Tokenize,
+    Unreadable, VerifyRequest,
 };
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
@@ -20,28 +22,15 @@ pub const COMPLETION_TOKENS: u32 = 16;
 /// Maximum tokens of a block that is believed.
 const MAX_BLOCK: usize = 1 << 16;
 const COMPLETIONS: &str = Route::Completions.path();
+const ABORT: &str = "/inference/v1/abort_requests";
+/// The page on which engines tokenize a text.
+pub const TOKENIZE: &str = "/tokenize";
 /// The page on which vLLM renders a completion request.
 pub const RENDER: &str = "/v1/completions/render";
 /// The page on which vLLM renders a chat request.
 pub const CHAT_RENDER: &str = "/v1/chat/completions/render";
 /// The page on which vLLM parses a complete output.
 pub const CHAT_DERENDER: &str = "/v1/chat/completions/derender";
-
-/// The client's request, streamed, with usage on every event if the engine can (so that its count
-/// of the prompt is known however early the stream is aborted). `prediction` is used by Foretell
-/// and not sent.
-pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> {
-    let mut body = request.body.clone();
-    body.shift_remove("prediction");
-    body.insert("stream".into(), Value::Bool(true));
-    body.insert("stream_options".into(), stream_options);
-    body
-}
-
-/// The `stream_options` for usage on every event.
-pub fn continuous_usage() -> Value {
-    json!({ "include_usage": true, "continuous_usage_stats": true })
-}
 
 /// Serialises to JSON. Strings, numbers and maps cannot fail; an empty body would be refused by the
 /// backend, and the request would go on plainly.
@@ -82,7 +71,7 @@ pub fn fan_out(round: &Round<'_>, most: usize, fields: &Map<String, Value>) -> V
     let nodes = round.draft.len().min(most.saturating_sub(1));
     let paths = paths(round.draft, nodes);
     let call = Completion { context: &round.context, paths: &paths, max_tokens: 1, stream: false, fields };
-    VerifyRequest { calls: vec![call.call()], nodes }
+    VerifyRequest::one(call.call(), nodes)
 }
 
 /// The answer to a round of one call.
@@ -107,7 +96,7 @@ pub fn paths(draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
 /// a token that is no text.
 pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
     let nodes = draft.nodes().iter().take(draft.stem());
-    nodes.take_while(|node| !engine.may_end.contains(&node.token)).count()
+    nodes.take_while(|node| !engine.tokens.may_end.contains(&node.token)).count()
 }
 
 /// The sampling fields that differ from OpenAI's defaults, for an engine that has no others.
@@ -427,10 +416,10 @@ struct RenderedChat {
 
 /// Reads a rendered chat: its prompt, and if a grammar binds its sampling, after what the engine's
 /// parsers have made of the request.
-pub fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+pub fn read_render(body: &[u8]) -> Result<PromptStep, Unreadable> {
     let chat: RenderedChat =
         serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
-    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, has_grammar: has_grammar(&chat.sampling_params) })
+    Ok(PromptStep::Rendered { prompt: chat.token_ids, has_grammar: has_grammar(&chat.sampling_params) })
 }
 
 fn has_grammar(sampling_params: &Map<String, Value>) -> bool {
@@ -446,6 +435,45 @@ pub fn parts_call(request: &Request, prompt: &[TokenId], output: &[TokenId]) -> 
         "chat_request": request.body,
     });
     Call { path: CHAT_DERENDER, body: bytes(&body) }
+}
+
+/// The call that aborts a request of vLLM. Which tokens of the prompt were cached is in the last
+/// event of a stream only; an aborted stream has it too (0.32,
+/// `token_in_token_out/api_router.py` and `chat_completion/serving.py`). The engine numbers a
+/// completion's prompts.
+pub fn abort_call(route: Route, request_id: &str) -> Call {
+    let id = match route {
+        Route::Chat => format!("chatcmpl-{request_id}"),
+        Route::Completions => format!("cmpl-{request_id}-0"),
+    };
+    Call { path: ABORT, body: bytes(&json!({ "request_ids": [id] })) }
+}
+
+/// The question for the ids of a text; `None` if the engine has no page for it.
+pub fn tokenize(engine: &Engine, text: &str) -> Option<Question> {
+    let body = match engine.quirks().tokenize? {
+        Tokenize::Prompt => json!({ "model": engine.model, "prompt": text, "add_special_tokens": false }),
+        Tokenize::Content => json!({ "content": text, "add_special": false, "parse_special": true }),
+    };
+    Some(Question::post(TOKENIZE, body))
+}
+
+/// Reads the answer to [`tokenize`]; `None` if it has no ids.
+pub fn tokens(body: &[u8]) -> Option<Vec<TokenId>> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    ids(answer.get("tokens")?)
+}
+
+/// The rows that an answer to a scored prompt of `prompt` tokens lists, a prefix of which was
+/// cached; `None` if it lists none. vLLM's V2 runner lists only what it computed; the V1 runner
+/// lists all, those of cached tokens being invalid.
+pub fn row_shape(prompt: usize, body: &[u8]) -> Option<RowShape> {
+    #[derive(Deserialize)]
+    struct Scored {
+        prompt_logprobs: Vec<IgnoredAny>,
+    }
+    let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs.len();
+    Some(if listed < prompt { RowShape::Tail } else { RowShape::Full })
 }
 
 #[cfg(test)]
@@ -464,7 +492,7 @@ mod tests {
             (json!({"structured_outputs": {"structural_tag": "{}", "json": null}}), true),
             (json!({"structured_outputs": {}}), true),
         ] {
-            assert_eq!(read(sampling), Ok(PromptAnswer::Rendered { prompt: vec![1, 2], has_grammar }));
+            assert_eq!(read(sampling), Ok(PromptStep::Rendered { prompt: vec![1, 2], has_grammar }));
         }
         assert!(read_render(b"{}").is_err());
     }

@@ -100,9 +100,9 @@ fn format_permission(
     grammar: &Grammar,
 ) -> Option<Permission> {
     let engine = &identity.engine;
-    let has_ids = engine.dialect.codec().reports_ids(request.route) || engine.reports_first_token(request);
+    let has_ids = engine.reports_ids(request);
     let lost = |stop: &String| identity.tokenizer.touches_special(stop);
-    let stops = engine.dialect.quirks().stops.in_special && request.stop.iter().any(lost);
+    let stops = engine.quirks().stops.in_special && request.stop.iter().any(lost);
     if !has_ids || stops {
         return Some(Permission::Plain(PlainReason::UntrustedIds));
     }
@@ -217,7 +217,7 @@ impl SessionRunner {
         let permission = ruling.rules.permission;
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
-        let noise_is_known = identity.engine.dialect.quirks().shares_noise;
+        let noise_is_known = identity.engine.quirks().shares_noise;
         let mut sampling = ruling.sampling.clone();
         if noise_is_known {
             sampling.seed = Some(seed);
@@ -333,8 +333,7 @@ impl SessionRunner {
     ) -> Drafting {
         // Where the target's noise cannot be reproduced, its most probable token is the best guess:
         // draft greedily.
-        let temperature =
-            if identity.engine.dialect.quirks().shares_noise { sampling.temperature } else { 0.0 };
+        let temperature = if identity.engine.quirks().shares_noise { sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..sampling.clone() };
         let bounded = self.setup.draft_timeout.is_some();
         Drafting::new(drafter, sampling, bounded, Arc::clone(observer))

@@ -129,7 +129,7 @@ const LOOK_AT_LOAD: Duration = Duration::from_millis(500);
 /// Waits for some seconds until no request runs or waits there; true if so. A server that
 /// reports no load counts as idle. `calls` is increased by the calls that this takes.
 pub async fn is_idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
-    let Some(path) = engine.load_path else { return true };
+    let Some(path) = engine.pages.load else { return true };
     let until = Instant::now() + IDLE_WITHIN;
     loop {
         *calls += 1;

@@ -13,7 +13,8 @@ use super::run::{AnswerBody, Run, may_refuse_fields};
 use foretell_core::control::Presence;
 use foretell_core::session::Decode;
 use foretell_core::words::PlainReason;
-use foretell_engines::{FirstToken, Unreadable};
+use foretell_engines::Unreadable;
+use foretell_engines::first_token::{self, FirstToken};
 use foretell_net::http::gather;
 use foretell_parsers::text::Tokenizer;
 use foretell_wire::openai::Request;
@@ -31,7 +32,7 @@ impl Run {
         }
         let calls = Calls::new(&self.plan, &self.answer_traits, &exchange);
         let prediction = self.prediction(&exchange.request);
-        let call = calls.engine().first_token_request(&exchange.request);
+        let call = first_token::request(&exchange.request);
         exchange.slot.record.called();
         let sent = (Presence::reading(Arc::clone(&self.control)), self.clock.now());
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
@@ -116,7 +117,7 @@ impl Run {
     fn read_first_token(&self, body: &[u8]) -> Result<Option<FirstToken>, Unreadable> {
         let identity = &self.plan.identity;
         let answer = serde_json::from_slice(body).map_err(|_| Unreadable("the answer is not JSON"))?;
-        let first = identity.engine.dialect.codec().first_token(&answer)?;
+        let first = first_token::read(&answer)?;
         if first.as_ref().is_none_or(|first| is_its_text(&identity.tokenizer, first)) {
             return Ok(first);
         }

@@ -95,7 +95,8 @@ impl PlainStream {
         Form { buffered, parsed, longest }: Form,
         renamed: Option<(String, String)>,
     ) -> Self {
-        let replaces_incomplete = buffered && !parsed && engine.broken_end == BrokenEnd::OmittedInStreams;
+        let replaces_incomplete =
+            buffered && !parsed && engine.quirks().broken_end == BrokenEnd::OmittedInStreams;
         let plain_stream = Self::new(id, engine, RequestKind::First, StreamState::Reading(body));
         let decoder = if buffered { sse::Decoder::new(longest) } else { sse::Decoder::storing(longest) };
         Self { decoder, replaces_incomplete, renamed, ..plain_stream }

@@ -304,7 +304,7 @@ impl Run {
             let (mut sink, out) =
                 Sink::stream(&exchange.request, &self.plan.identity.engine, answer_traits, trailers);
             if self.plan.parses {
-                sink.write_parts(self.plan.identity.engine.parsers);
+                sink.write_parts(self.plan.identity.engine.parsing.parsers);
             }
             let session_loop = self.session_loop(exchange, calls, session, plain_stream, sink);
             tokio::spawn(streamed(session_loop).in_current_span());
@@ -312,11 +312,11 @@ impl Run {
             *response.headers_mut() = head::of_stream(head.headers, trailers);
             return Ok(head::with(response, &policy, head::ELIGIBLE, None));
         }
-        let json_type = self.plan.identity.engine.dialect.quirks().json_type;
+        let json_type = self.plan.identity.engine.quirks().json_type;
         let mut sink =
             Sink::buffered(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
         if self.plan.parses {
-            sink.write_parts(self.plan.identity.engine.parsers);
+            sink.write_parts(self.plan.identity.engine.parsing.parsers);
         }
         let ended = self.session_loop(exchange, calls, session, plain_stream, sink).run().await;
         let ended = ended.map_err(|unanswered| unanswered.decline())?;
@@ -388,18 +388,18 @@ impl Run {
             limit: Limit { max_tokens, context: engine.context.and_then(|size| u32::try_from(size).ok()) },
             ending: Ending {
                 stop: request.stop.clone(),
-                stop_order: engine.dialect.quirks().stops.order,
-                stop_buffer: engine.dialect.quirks().stops.hold,
+                stop_order: engine.quirks().stops.order,
+                stop_buffer: engine.quirks().stops.hold,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
-                eos: engine.eos.clone(),
+                eos: engine.tokens.eos.clone(),
                 ignore_eos: request.sampling.ignore_eos,
                 min_tokens: request.sampling.min_tokens,
             },
             temperature: self.plan.sampling.temperature,
             decode: self.decoder(prompt, request),
             marks: match request.route {
-                Route::Chat if parser.is_none() && !engine.unparsed => {
+                Route::Chat if parser.is_none() && !engine.parsing.unparsed => {
                     self.answer_traits.hidden(self.plan.identity.tokenizer.added())
                 }
                 Route::Chat | Route::Completions => Arc::default(),
@@ -420,7 +420,7 @@ impl Run {
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
         // The parts of an output are compared with those of the server's stream.
         let step = parsing::step(&self.plan.identity, self.plan.parses);
-        if self.plan.identity.engine.broken_end.is_omitted(request.stream || self.plan.parses) {
+        if self.plan.identity.engine.quirks().broken_end.is_omitted(request.stream || self.plan.parses) {
             Box::new(Stepwise::new(decoder, step))
         } else {
             Box::new(decoder)

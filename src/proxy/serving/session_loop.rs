@@ -34,6 +34,7 @@ use foretell_core::session::{
 };
 use foretell_core::units::Tick;
 use foretell_core::words::{PassthroughReason, TokenContext};
+use foretell_engines::PromptStep;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::FirstCall;
 use foretell_observe::metrics::Stage;
@@ -143,9 +144,11 @@ impl SessionLoop {
     /// A session loop whose first call has begun to answer.
     pub fn new(setup: LoopSetup) -> Self {
         let LoopSetup { plan, exchange, calls, plain_stream, sink, answer_traits, clock, .. } = setup;
-        let quirks = calls.engine().dialect.quirks();
-        let prompt_ids_call =
-            if plan.grammar.is_known() { None } else { calls.engine().prompt_ids_call(&exchange.request) };
+        let quirks = calls.engine().quirks();
+        let prompt_ids_call = match calls.engine().prompt_step(&exchange.request, None) {
+            Ok(PromptStep::Call(call)) if !plan.grammar.is_known() => Some(call),
+            _ => None,
+        };
         let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
         let is_read = request.route == Route::Chat
             && !plan.parses
@@ -297,7 +300,7 @@ impl SessionLoop {
         if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
             let Difference { part, local, backend, at } = summary.misparsed.unwrap_or_default();
             tracing::warn!(
-                parsers = %self.calls.engine().parsers,
+                parsers = %self.calls.engine().parsing.parsers,
                 part,
                 local_bytes = local,
                 server_bytes = backend,

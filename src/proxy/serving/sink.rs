@@ -20,7 +20,7 @@ pub use self::end::{End, TRAILERS, trailer_fields};
 use self::parts::PartWriter;
 use crate::learning::answer_traits::AnswerTraits;
 use foretell_core::session::{Delta, Finish};
-use foretell_engines::{Dialect, Engine};
+use foretell_engines::Engine;
 use foretell_net::http::body::{Body, BoxError};
 use foretell_observe::Finished;
 use foretell_parsers::parse::{ParsedMessage, Parsers};
@@ -48,9 +48,7 @@ pub struct Sink {
     answer_traits: Arc<AnswerTraits>,
     /// Usage so far; `None` unless the client requested usage on every event.
     running: Option<RunningUsage>,
-    dialect: Dialect,
-    /// See [`foretell_engines::Codec::last_members`].
-    last: Value,
+    engine: Arc<Engine>,
     /// Members that the engine sent at the end of the first call; `None` if it has not ended.
     engine_end: Option<EngineEnd>,
     /// The client sent a predicted output.
@@ -127,7 +125,7 @@ impl Sink {
     /// An event stream: the sink, and the body to answer with.
     pub fn stream(
         request: &Request,
-        engine: &Engine,
+        engine: &Arc<Engine>,
         answer_traits: Arc<AnswerTraits>,
         trailers: bool,
     ) -> (Self, Body) {
@@ -140,14 +138,14 @@ impl Sink {
     }
 
     /// One JSON answer, written at the end.
-    pub fn buffered(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
+    pub fn buffered(request: &Request, engine: &Arc<Engine>, answer_traits: Arc<AnswerTraits>) -> Self {
         let (text, tokens, more) = (String::new(), Vec::new(), Map::new());
         let shape = Shape::Buffered { text, tokens, more, message: None };
         Self::new(request, engine, answer_traits, shape)
     }
 
-    fn new(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>, shape: Shape) -> Self {
-        let quirks = engine.dialect.quirks();
+    fn new(request: &Request, engine: &Arc<Engine>, answer_traits: Arc<AnswerTraits>, shape: Shape) -> Self {
+        let quirks = engine.quirks();
         let additive = engine.additive(request);
         let runs =
             request.stream && request.continuous_usage && (request.include_usage || quirks.usage.runs_alone);
@@ -166,8 +164,7 @@ impl Sink {
             error: None,
             answer_traits,
             running: runs.then_some(RunningUsage { base: None, tokens: 0 }),
-            dialect: engine.dialect,
-            last: engine.dialect.codec().last_members(engine, request.route, !request.stream),
+            engine: Arc::clone(engine),
             engine_end: None,
             prediction: request.prediction.is_some(),
             ignores_eos: request.sampling.ignore_eos,
@@ -249,7 +246,7 @@ impl Sink {
         self.release().await?;
         let mut moved: Vec<(&str, Value)> = Vec::new();
         for (_, event) in events.iter().filter(|(_, event)| self.trim.is_ours(event) && is_usage(event)) {
-            let names = [Some(FINGERPRINT), self.dialect.quirks().time_report];
+            let names = [Some(FINGERPRINT), self.engine.quirks().time_report];
             let members =
                 names.into_iter().flatten().filter_map(|name| Some((name, event.get(name)?.clone())));
             moved.extend(members.filter(|(_, value)| !value.is_null()));
@@ -329,7 +326,7 @@ impl Sink {
         if let Some(fingerprint) = event.get(FINGERPRINT) {
             self.answer_traits.note_fingerprint(fingerprint);
         }
-        let timings = self.dialect.quirks().time_report.and_then(|name| event.get(name));
+        let timings = self.engine.quirks().time_report.and_then(|name| event.get(name));
         if let (Some(end), Some(timings)) = (&mut self.engine_end, timings) {
             end.timings = Some(timings.clone());
         }
@@ -338,7 +335,7 @@ impl Sink {
     /// Adds the engine's time report, if the first call has ended.
     fn write_time_report(&self, answer: &mut Value) {
         if let Some(end) = &self.engine_end
-            && let (Some(timings), Some(name)) = (&end.timings, self.dialect.quirks().time_report)
+            && let (Some(timings), Some(name)) = (&end.timings, self.engine.quirks().time_report)
             && let Some(members) = answer.as_object_mut()
         {
             members.insert(name.to_owned(), timings.clone());
@@ -356,7 +353,7 @@ impl Sink {
     /// Names the stop in the answer's choice: in the member for it that the answer has already,
     /// else in the one that the engine has at the end only, if any.
     fn write_stop(&self, answer: &mut Value, end: &End) {
-        let quirks = self.dialect.quirks();
+        let quirks = self.engine.quirks();
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
         if let Some(name) = named.or(quirks.stops.field) {
@@ -488,7 +485,7 @@ impl Sink {
 
     /// The event that ends the text of a stream.
     async fn finish_text(&mut self, mut last: Delta, end: &End, record: &Finished) -> Result<(), Gone> {
-        let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
+        let bare = self.engine.quirks().bare_end && self.route == Route::Chat;
         if bare && !last.parsed.text.is_empty() {
             self.write(std::mem::take(&mut last)).await?;
         }
@@ -503,7 +500,6 @@ impl Sink {
                 if self.usage_requested() { self.usage(end, record) } else { end.plain_usage(record) };
             fill(&mut chunk, &json!({ "usage": usage }));
         }
-        fill(&mut chunk, &self.last);
         self.write_stop(&mut chunk, end);
         self.write_running_usage(&mut chunk);
         if !wanted {
@@ -519,7 +515,7 @@ impl Sink {
         if !self.sends_usage() {
             return Ok(());
         }
-        let bare = self.dialect.quirks().usage.bare.contains(&self.route);
+        let bare = self.engine.quirks().usage.bare.contains(&self.route);
         let mut chunk = template.usage_chunk(end::shown(self.usage(end, record), bare));
         self.write_time_report(&mut chunk);
         self.write_fingerprint(&mut chunk);
@@ -527,7 +523,7 @@ impl Sink {
     }
 
     fn sends_usage(&self) -> bool {
-        self.dialect.quirks().usage.no_event != Some(self.route) && self.usage_requested()
+        self.engine.quirks().usage.no_event != Some(self.route) && self.usage_requested()
     }
 
     /// True if the client requested the usage of its stream.
@@ -544,7 +540,6 @@ impl Sink {
         let template = self.form.template.as_ref()?;
         let mut answer = template.unstreamed(text, tokens, end.finish, self.usage(end, record));
         self.write_fingerprint(&mut answer);
-        fill(&mut answer, &self.last);
         if let Some(engine_end) = &self.engine_end
             && let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut)
         {
@@ -555,7 +550,7 @@ impl Sink {
         } else {
             parts::write_pieces(&mut answer, text, more, self.parts.is_some())?;
         }
-        self.dialect.codec().complete(&mut answer);
+        self.engine.dialect.codec().complete(&self.engine, self.route, &mut answer);
         self.write_stop(&mut answer, end);
         self.write_time_report(&mut answer);
         Some(answer)

@@ -329,7 +329,7 @@ impl SessionLoop {
             self.usage.is_complete = chunk.finish.is_some();
             self.count_prompt(id);
         }
-        let counts_always = self.calls.engine().dialect.quirks().usage.runs;
+        let counts_always = self.calls.engine().quirks().usage.runs;
         if counts_always && self.usage.prompt_unchecked && !chunk.tokens.is_empty() {
             // A count was requested in every event, and nothing else compares the prompt's ids with
             // what the engine has computed.
