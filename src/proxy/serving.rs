@@ -16,7 +16,9 @@ mod head;
 mod inject;
 pub mod live;
 pub mod mode;
+mod observed;
 mod parsing;
+pub mod passthrough;
 mod plain;
 pub mod plan;
 mod resend;
@@ -25,12 +27,12 @@ mod run;
 mod session_loop;
 mod sink;
 pub mod tap;
-mod untouched;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt};
+use http::Response;
 use tokio::sync::Semaphore;
 
 use crate::learning::Learnt;
@@ -41,7 +43,7 @@ use crate::learning::recording::{Record, Recorder};
 use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
-use crate::serving::exchange::{Exchange, Joining, Serve, Served};
+use crate::serving::exchange::{Exchange, Joining, Serve};
 use crate::serving::grammar::Grammar;
 use crate::serving::plan::{CallLimits, SessionPlan};
 use crate::serving::ruling::Rulebook;
@@ -55,6 +57,7 @@ use foretell_drafts::joins::Terms;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::identity::{Identities, Identity, ServerKnowledge};
+use foretell_net::http::body::Body;
 use foretell_net::random::fresh_seed;
 use foretell_observe::Observer;
 use foretell_observe::metrics::Stage;
@@ -341,12 +344,12 @@ impl SessionRunner {
 }
 
 impl Serve for SessionRunner {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Response<Body>> {
         let prepared = self.prepare(&exchange);
         async move {
             match prepared {
                 Ok(run) => Box::pin(run.begin(exchange)).await,
-                Err(why) => Err(exchange.decline(why)),
+                Err(why) => exchange.decline(why).await,
             }
         }
         .boxed()

@@ -8,6 +8,7 @@ use http::{HeaderMap, Response, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::mode::ModeSwitch;
+use super::passthrough;
 use foretell_core::words::Mode;
 use foretell_drafts::joins::{Joins, Terms};
 use foretell_net::fleet::{Fleet, Replica};
@@ -19,14 +20,11 @@ use foretell_observe::{Observer, Record};
 use foretell_policy::{Admitted, Passthrough};
 use foretell_wire::openai::{self, Api, Control};
 
-/// The answer, or the request handed back unanswered so that it can be passed through.
-pub type Served = Result<Response<Body>, Box<Declined>>;
-
-/// Answers eligible requests, or hands them back.
+/// Answers eligible requests.
 pub trait Serve: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the
     /// client disconnected.
-    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Response<Body>>;
 
     /// Terms of the rows of a request where its engine asks for drafts, with the policy's name.
     fn terms(&self, _joining: &Joining<'_>) -> (Terms, Option<String>) {
@@ -127,10 +125,10 @@ impl Slot {
 }
 
 impl Exchange {
-    /// Hands the request back, to be passed through unchanged.
-    pub fn decline(self, why: impl Into<Passthrough>) -> Box<Declined> {
-        let Self { head, body, replica, slot, .. } = self;
-        Box::new(Declined { unsent: Unsent { head, body, replica }, slot, why: why.into() })
+    /// Passes the request through instead, unchanged.
+    pub async fn decline(self, why: impl Into<Passthrough>) -> Response<Body> {
+        let Self { head, body, replica, shared, slot, .. } = self;
+        passthrough::decline(Unsent { head, body, replica }, slot, &shared.fleet, why.into()).await
     }
 }
 
@@ -141,12 +139,4 @@ pub struct Unsent {
     /// The body as received.
     pub body: Bytes,
     pub replica: Arc<Replica>,
-}
-
-/// A request handed back: no part of an answer has been sent to the client.
-pub struct Declined {
-    pub unsent: Unsent,
-    /// Its record and session permit.
-    pub slot: Slot,
-    pub why: Passthrough,
 }

@@ -3,17 +3,20 @@
 //! The client has received the head and no event, so the backend's answer to the client's request
 //! can follow unchanged, byte by byte. It counts as passed through, with reason `fault`.
 
+use std::sync::Arc;
+
 use http::header::ACCEPT_ENCODING;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Response};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 
 use super::exchange::{Shared, Unsent};
 use super::failure::Failure;
 use super::head;
+use super::passthrough::Passthrough;
 use super::session_loop::Unanswered;
 use super::sink::{Gone, Sink};
-use foretell_net::fleet::{Answer, SendError};
+use foretell_net::fleet::Answer;
 use foretell_net::http::body::full;
 use foretell_observe::Record;
 use foretell_wire::openai::{OutputTokens, sse};
@@ -25,10 +28,9 @@ const ERROR_BYTES: usize = 1 << 20;
 pub(super) async fn stream(unanswered: Unanswered) {
     let Unanswered { why, unsent, shared, mut slot, mut sink } = unanswered;
     slot.record.declined(why, None);
-    slot.record.to(&unsent.replica);
     let gone = sink.hung_up();
     let answered = async {
-        let sent = send(unsent, &shared).await;
+        let sent = send(unsent, &shared, &mut slot.record).await;
         pass_on(sent, &mut sink, &mut slot.record).await?;
         sink.trailers(slot.record.so_far()).await
     };
@@ -39,21 +41,22 @@ pub(super) async fn stream(unanswered: Unanswered) {
     slot.record.end(answered.is_err());
 }
 
-async fn send(unsent: Unsent, shared: &Shared) -> Result<Response<Answer>, SendError> {
-    let Unsent { mut head, body, mut replica } = unsent;
+async fn send(unsent: Unsent, shared: &Shared, record: &mut Record) -> Result<Response<Answer>, Failure> {
+    let Unsent { mut head, body, replica } = unsent;
     head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    let request = Request::from_parts(head, full(body));
-    shared.fleet.send(&mut replica, request, None).await
+    let fleet = Arc::clone(&shared.fleet);
+    let mut passthrough = Passthrough { replica, fleet, limit: None, repeatable: None };
+    passthrough.send(record, head, full(body)).await
 }
 
 async fn pass_on(
-    sent: Result<Response<Answer>, SendError>,
+    sent: Result<Response<Answer>, Failure>,
     sink: &mut Sink,
     record: &mut Record,
 ) -> Result<(), Gone> {
     let response = match sent {
         Ok(response) => response,
-        Err(error) => return refuse(&Failure::from(error), sink, record).await,
+        Err(failure) => return refuse(&failure, sink, record).await,
     };
     let (stream, status) = (head::is_stream(&response), response.status());
     let mut body = response.into_body();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use http::Response;
 use serde_json::Value;
 
 use self::aborted::AbortedCall;
@@ -22,9 +23,10 @@ use crate::learning::comparison::Drawn;
 use crate::learning::corpus::CorpusAccess;
 use crate::serving::calls::Calls;
 use crate::serving::drafting::{Drafting, Reply};
-use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
+use crate::serving::exchange::{Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
 use crate::serving::parsing::{BufferedParser, Parts};
+use crate::serving::passthrough;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::plan::SessionPlan;
 use crate::serving::sink::{End, Gone, Sink};
@@ -37,6 +39,7 @@ use foretell_core::words::{PassthroughReason, TokenContext};
 use foretell_engines::PromptStep;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::FirstCall;
+use foretell_net::http::body::Body;
 use foretell_observe::metrics::Stage;
 use foretell_parsers::text::Tokenizer;
 use foretell_wire::openai::usage::Usage;
@@ -134,9 +137,9 @@ pub struct Unanswered {
 }
 
 impl Unanswered {
-    /// Hands the request back.
-    pub fn decline(self) -> Box<Declined> {
-        Box::new(Declined { unsent: self.unsent, slot: self.slot, why: self.why.into() })
+    /// Passes the request through instead.
+    pub async fn decline(self) -> Response<Body> {
+        passthrough::decline(self.unsent, self.slot, &self.shared.fleet, self.why.into()).await
     }
 }
 
