@@ -122,8 +122,8 @@ pub struct Confirmer {
 }
 
 impl Confirmer {
-    /// The test of this file's defaults; `None` where the engine never follows it, or reports its
-    /// own. `text`: token ids of real text.
+    /// The test of this file's defaults; `None` where the engine never follows it, or reports the
+    /// defaults itself. `text`: token ids of real text.
     pub fn of(engine: &Engine, config: &GenerationConfig, text: &[TokenId], seed: u64) -> Option<Self> {
         let model_defaults = engine.quirks().model_defaults;
         let follows = matches!(model_defaults, ModelDefaults::Confirmed { .. });
@@ -132,8 +132,11 @@ impl Confirmer {
             return None;
         }
         let config = config.clone();
-        let config =
-            if model_defaults.has_penalties(engine) { config } else { config.without_output_penalties() };
+        let config = if model_defaults.has_penalties(&engine.version) {
+            config
+        } else {
+            config.without_output_penalties()
+        };
         Some(Self::new(engine, config, text, seed))
     }
 

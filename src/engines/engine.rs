@@ -1,10 +1,9 @@
 //! An identified engine: everything about one server that decides which requests may be sent to it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::confirmation::Confirmation;
-use super::quirks::{ChatIds, Quirks};
+use super::quirks::{ChatIds, MaxTokens, Noise, OutputLimits, Quirks};
 use super::{
     Additions, Call, Chunk, Context, Dialect, PromptStep, Refusal, RequestKind, Round, Unreadable,
     VerifyRequest, shared,
@@ -13,20 +12,10 @@ use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{VerifyMethod, VerifyResult};
 use foretell_parsers::parse::{Parsers, ToolFormat};
-use foretell_wire::openai::{Additive, Defaults, Request, Route, Sampling, call_grammar, is_strict};
+use foretell_wire::openai::{Additive, Defaults, Event, Request, Route, Sampling, call_grammar, is_strict};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
-
-/// Inputs of the noise of a seeded request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Noise {
-    /// Seed, absolute position and token: continuing by ids gives the same text.
-    Position,
-    /// It restarts with every call, or its inputs are unknown.
-    #[default]
-    Call,
-    /// A seed is ignored: there is nothing to preserve.
-    Ignored,
-}
 
 /// Rows of a list of prompt log-probabilities where a prefix was cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,56 +27,21 @@ pub enum RowShape {
     Tail,
 }
 
-/// Treatment of an incomplete character at the end of the output.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BrokenEnd {
-    /// It is sent as U+FFFD.
-    #[default]
-    Sent,
-    /// Streams omit it, other answers have U+FFFD (llama.cpp).
-    OmittedInStreams,
-    /// It is omitted (vLLM: `v1/engine/detokenizer.py` never flushes its decoder).
-    Omitted,
-}
-
-impl BrokenEnd {
-    /// True if it is omitted from an answer; `stream`: the answer is a stream.
-    pub const fn is_omitted(self, stream: bool) -> bool {
-        match self {
-            Self::Sent => false,
-            Self::OmittedInStreams => stream,
-            Self::Omitted => true,
+impl RowShape {
+    /// The rows that an answer to a scored prompt of `prompt` tokens lists, a prefix of which was
+    /// cached; `None` if it lists none. vLLM's V2 runner lists only what it computed; the V1 runner
+    /// lists all, those of cached tokens being invalid.
+    pub fn of(prompt: usize, body: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Scored {
+            prompt_logprobs: Vec<IgnoredAny>,
         }
+        let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs.len();
+        Some(if listed < prompt { Self::Tail } else { Self::Full })
     }
 }
 
-/// The limit of an output where the client sets none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MaxTokens {
-    /// This many tokens.
-    Tokens(u32),
-    /// Up to the end of the context.
-    Context,
-    /// Not known: neither the request nor the engine sets one.
-    Unknown,
-}
-
-/// The load that an engine reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// Number of requests being computed.
-    pub running: u32,
-    /// Number of requests that are waiting.
-    pub waiting: u32,
-    /// Share of the KV cache in use, 0 to 1; `None` if it does not report that.
-    pub kv_usage: Option<f64>,
-    /// Maximum requests that it computes at once; `None` if it does not report that.
-    pub limit: Option<u32>,
-    /// Age of these figures when they were reported; zero where they are of that moment.
-    pub age: Duration,
-}
-
-/// What shows which process answers.
+/// Marks of the process that answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessMarks {
     /// Start time, in microseconds of Unix time; `None` if it does not report that.
@@ -123,28 +77,6 @@ pub struct ServerDefaults {
     pub confirmation: Option<Confirmation>,
 }
 
-/// Maximum output tokens of a server's answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutputLimits {
-    /// Whatever a client asks for; `None` if the server has no such limit.
-    pub most: Option<u32>,
-    /// Of a completion whose client sets no limit.
-    pub completion: MaxTokens,
-    /// Of a chat whose client sets no limit.
-    pub chat: MaxTokens,
-}
-
-impl OutputLimits {
-    /// Nothing is known.
-    pub const UNKNOWN: Self = Self { most: None, completion: MaxTokens::Unknown, chat: MaxTokens::Unknown };
-    /// OpenAI's: few tokens of a completion, a chat up to the end of the context.
-    pub const OPENAI: Self = Self {
-        most: None,
-        completion: MaxTokens::Tokens(shared::COMPLETION_TOKENS),
-        chat: MaxTokens::Context,
-    };
-}
-
 /// The prefix cache of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCache {
@@ -164,7 +96,7 @@ impl Default for PrefixCache {
     }
 }
 
-/// The pages of a server besides those of OpenAI's API.
+/// The pages of a server that OpenAI's API lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
     /// One renders a chat request to its prompt and sampling ([`Engine::prompt_step`]).
@@ -178,7 +110,7 @@ pub struct Pages {
     pub load: Option<&'static str>,
 }
 
-/// What a server's output parsers make of an output.
+/// The output parsers of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputParsing {
     /// The output parsers that it was started with.
@@ -190,7 +122,7 @@ pub struct OutputParsing {
     pub counts_reasoning: bool,
 }
 
-/// Tokens of the model's vocabulary with a meaning of their own.
+/// Tokens of the model's vocabulary that are no text, or may end one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     /// Ids of the tokens that end an output; empty if the server does not report them.
@@ -212,7 +144,7 @@ pub struct Engine {
     pub model: String,
     /// Its version, as it reports it.
     pub version: String,
-    /// What shows that an answer is from this process.
+    /// Marks by which an answer is known to be from this process.
     pub process: ProcessMarks,
     /// Maximum tokens of prompt and output together; `None` if not known.
     pub context: Option<usize>,
@@ -234,7 +166,7 @@ pub struct Engine {
     /// Maximum prompts that it computes at once, each in a slot of a shared cache (llama.cpp);
     /// `None` if it has no slots.
     pub slots: Option<usize>,
-    /// Its pages besides those of OpenAI's API.
+    /// Its pages that OpenAI's API lacks.
     pub pages: Pages,
     /// Its output parsers.
     pub parsing: OutputParsing,
@@ -483,7 +415,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    pub fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
         self.dialect.codec().chunk(kind, event)
     }
 

@@ -30,19 +30,22 @@ use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
 use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, Request, Route, Sampling};
+use foretell_wire::openai::{Additive, Event, Request, Route, Sampling};
 
 use body::Ids;
 pub use chunk::Chunk;
 pub use confirmation::{Confirmation, END_TOKENS, MAX_TOKENS};
 pub use engine::{
-    BrokenEnd, Engine, Load, MaxTokens, Noise, OutputLimits, OutputParsing, Pages, PrefixCache, ProcessMarks,
-    RowShape, ServerDefaults, SpecialTokens,
+    Engine, OutputParsing, Pages, PrefixCache, ProcessMarks, RowShape, ServerDefaults, SpecialTokens,
 };
 pub use first_token::FirstToken;
 pub use origin::Origin;
-pub use quirks::{ChatIds, ModelDefaults, Quirks, StopQuirks, Tokenize, Undecided, UsageQuirks, Usual};
+pub use quirks::{
+    AnswerQuirks, BrokenEnd, ChatIds, MaxTokens, ModelDefaults, Noise, OutputLimits, ProbeQuirks, Quirks,
+    StopQuirks, Tokenize, Undecided, UsageQuirks, Usual,
+};
 pub use recognise::{Answers, Foreign, Question};
+pub use shared::Load;
 
 /// True if the page at `path` renders requests or parses outputs: a server without the model, such
 /// as `vllm launch render`, has it too.
@@ -231,12 +234,12 @@ impl VerifyRequest {
     }
 }
 
-/// What the client's request is sent with, besides what the client has set.
+/// Members that are added to the client's request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Additions {
     /// Members of the request.
     pub members: Vec<(&'static str, Value)>,
-    /// What they add to the answer.
+    /// The members that they add to the answer.
     pub traces: Additive,
 }
 
@@ -326,7 +329,7 @@ pub trait Codec: Sync {
         settled: bool,
     ) -> Result<Vec<VerifyMethod>, Refused>;
 
-    /// What the client's request is sent with. `seed` may be sent if the client sent none.
+    /// The additions to the client's request. `seed` may be sent if the client sent none.
     fn additions(&self, engine: &Engine, request: &Request, seed: u64) -> Additions;
 
     /// Completes an unstreamed answer that has the form of a stream's chunk: adds the members that
@@ -371,7 +374,7 @@ pub trait Codec: Sync {
     ///
     /// # Errors
     /// [`Unreadable`]: it carries an error, or has another form.
-    fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable>;
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable>;
 
     /// The calls that verify a draft.
     ///

@@ -23,15 +23,17 @@ use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, client_fields};
 use super::{
-    Additions, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens,
-    Noise, OutputLimits, Pages, PrefixCache, PromptStep, Question, Quirks, Refusal, RequestKind, Round,
-    ServerDefaults, StopQuirks, Tokenize, Unreadable, UsageQuirks, Usual, VerifyRequest,
+    Additions, AnswerQuirks, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load,
+    MaxTokens, Noise, OutputLimits, Pages, PrefixCache, ProbeQuirks, PromptStep, Question, Quirks, Refusal,
+    RequestKind, Round, ServerDefaults, StopQuirks, Tokenize, Unreadable, UsageQuirks, Usual, VerifyRequest,
 };
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, SamplingField, order};
+use foretell_wire::openai::{
+    Additive, Defaults, Event, Prompt, Request, Route, Sampling, SamplingField, UsageText, order,
+};
 use foretell_wire::translation::Thinking;
 
 const COMPLETION: &str = "/completion";
@@ -64,16 +66,19 @@ const QUIRKS: Quirks = Quirks {
     cache_setting: Some(
         "its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots",
     ),
-    fills_slots: true,
+    probe: ProbeQuirks { fills_slots: true, ..ProbeQuirks::COMMON },
     thinking: Thinking::TemplateAndBudget,
     has_other_apis: true,
-    bare_end: true,
-    json_type: "application/json; charset=utf-8",
-    time_report: Some("timings"),
+    answers: AnswerQuirks {
+        json_type: "application/json; charset=utf-8",
+        bare_end: true,
+        time_report: Some("timings"),
+        broken_end: BrokenEnd::OmittedInStreams,
+        ..AnswerQuirks::COMMON
+    },
     tokenize: Some(Tokenize::Content),
     limits: OutputLimits { completion: MaxTokens::Context, ..OutputLimits::OPENAI },
     segment: Some(SEGMENT),
-    broken_end: BrokenEnd::OmittedInStreams,
     stops: StopQuirks { order: StopOrder::FirstBegun, ..StopQuirks::COMMON },
     usage: UsageQuirks {
         unrequested: Some(Route::Completions),
@@ -204,7 +209,7 @@ impl Codec for LlamaCpp {
         native(context, &[Vec::new()], max_tokens, sampling)
     }
 
-    fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
         match kind {
             RequestKind::First => first_chunk(event),
             RequestKind::Later => unstreamed_chunk(event),
@@ -398,19 +403,37 @@ fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &S
     Call { path: COMPLETION, body: body.end() }
 }
 
+/// The answer of the native route, within one of OpenAI's.
+#[derive(Deserialize)]
+struct Native {
+    tokens: Option<Vec<TokenId>>,
+    tokens_predicted: Option<u32>,
+    tokens_evaluated: Option<u32>,
+}
+
+/// Log-probabilities of a chat, of which only the ids are read.
+#[derive(Deserialize)]
+struct Logprobs {
+    content: Vec<SampledToken>,
+}
+
+#[derive(Deserialize)]
+struct SampledToken {
+    id: TokenId,
+}
+
 /// One event of OpenAI's routes.
-fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
+fn first_chunk(event: &Event) -> Result<Chunk, Unreadable> {
     let mut chunk = shared::chunk(event)?;
-    let count = |value: Option<&Value>| value.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
-    let timings = event.get("timings").and_then(|timings| Timings::deserialize(timings).ok());
-    if let Some(native) = event.get("__verbose") {
-        chunk.tokens = native.get("tokens").and_then(shared::ids).unwrap_or_default();
-        chunk.count = count(native.get("tokens_predicted"));
-        chunk.prompt_count = count(native.get("tokens_evaluated"));
+    let timings: Option<Timings> = event.top().read("timings");
+    if let Some(native) = event.top().read::<Native>("__verbose") {
+        chunk.tokens = native.tokens.unwrap_or_default();
+        chunk.count = native.tokens_predicted;
+        chunk.prompt_count = native.tokens_evaluated;
     } else if let Some(timings) = &timings {
-        let listed = event.pointer("/choices/0/logprobs/content").and_then(Value::as_array);
-        let id = |entry: &Value| count(entry.get("id"));
-        chunk.tokens = listed.and_then(|listed| listed.iter().map(id).collect()).unwrap_or_default();
+        let listed = event.choice().and_then(|choice| choice.read::<Logprobs>("logprobs"));
+        let listed = listed.into_iter().flat_map(|listed| listed.content);
+        chunk.tokens = listed.map(|token| token.id).collect();
         chunk.count = timings.output;
         chunk.prompt_count = timings.prompt();
     }
@@ -423,8 +446,9 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
 }
 
 /// The answer to a plain request, which is not streamed.
-fn unstreamed_chunk(event: &Value) -> Result<Chunk, Unreadable> {
-    let answer = Answered::deserialize(event).map_err(|_| Unreadable("not an answer of /completion"))?;
+fn unstreamed_chunk(event: &Event) -> Result<Chunk, Unreadable> {
+    let answer: Answered =
+        serde_json::from_str(event.json()).map_err(|_| Unreadable("not an answer of /completion"))?;
     let ends = answer.ends()?;
     let finish = Some(if ends { "stop" } else { "length" }.to_owned());
     Ok(Chunk { tokens: answer.tokens, finish, ends, ..Chunk::default() })
@@ -465,14 +489,13 @@ impl Timings {
 
     /// The same as `usage`, which only the last event has: for a call that is aborted before its
     /// end.
-    fn usage(&self) -> Option<Value> {
-        let (prompt, output) = (self.prompt()?, self.output?);
-        Some(json!({
-            "completion_tokens": output,
-            "prompt_tokens": prompt,
-            "total_tokens": u64::from(prompt) + u64::from(output),
-            "prompt_tokens_details": { "cached_tokens": self.cached },
-        }))
+    fn usage(&self) -> Option<UsageText> {
+        let (prompt, output, cached) = (self.prompt()?, self.output?, self.cached?);
+        let total = u64::from(prompt) + u64::from(output);
+        Some(UsageText::of(format!(
+            "{{\"completion_tokens\":{output},\"prompt_tokens\":{prompt},\"total_tokens\":{total},\
+             \"prompt_tokens_details\":{{\"cached_tokens\":{cached}}}}}"
+        )))
     }
 }
 

@@ -13,16 +13,16 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, PromptUsage, non_default_fields};
 use super::{
-    Additions, Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, Noise, OutputLimits,
-    OutputParsing, Pages, PrefixCache, ProcessMarks, Question, Quirks, Refusal, RequestKind, Round,
-    ServerDefaults, SpecialTokens, StopQuirks, Unreadable, UsageQuirks, Usual, VerifyRequest,
+    Additions, AnswerQuirks, Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, Noise,
+    OutputLimits, OutputParsing, Pages, PrefixCache, ProcessMarks, Question, Quirks, Refusal, RequestKind,
+    Round, ServerDefaults, SpecialTokens, StopQuirks, Unreadable, UsageQuirks, Usual, VerifyRequest,
 };
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
 use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
 use foretell_parsers::parse::{Parsers, ReasoningFormat, ToolFormat};
-use foretell_wire::openai::{Additive, CALL_GRAMMAR_VERSION, Defaults, Request, Route, Sampling};
+use foretell_wire::openai::{Additive, CALL_GRAMMAR_VERSION, Defaults, Event, Request, Route, Sampling};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
@@ -50,7 +50,7 @@ const QUIRKS: Quirks = Quirks {
     shares_noise: true,
     start_page: Some(MODELS),
     limits: OutputLimits::OPENAI,
-    hollow_deltas: true,
+    answers: AnswerQuirks { hollow_deltas: true, ..AnswerQuirks::COMMON },
     render_setting: Some("--tool-parser"),
     stops: StopQuirks { order: StopOrder::FirstComplete, ..StopQuirks::COMMON },
     usage: UsageQuirks { has_continuous: true, ..UsageQuirks::COMMON },
@@ -148,10 +148,9 @@ impl Codec for Onnx {
         shared::plain_request(context, max_tokens, &fields)
     }
 
-    fn chunk(&self, _: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
         let mut chunk = shared::chunk(event)?;
-        let proposal = event.pointer("/choices/0").and_then(|choice| choice.get(PROPOSAL));
-        let proposal = proposal.cloned().and_then(Proposed::read);
+        let proposal = event.choice().and_then(|choice| choice.read::<Proposed>(PROPOSAL));
         chunk.proposal = proposal.map(|proposal| proposal.behind(chunk.tokens.clone()));
         Ok(chunk)
     }
@@ -176,9 +175,7 @@ impl Codec for Onnx {
         let body = shared::only(bodies)?;
         let result = match round.method {
             VerifyMethod::Tree => tree_result(round, body)?,
-            _ => {
-                shared::fan_out_result(request.nodes + 1, shared::fan_out_tokens(round, request.nodes), body)?
-            }
+            _ => shared::fan_out_result(round, request.nodes, body)?,
         };
         if result.rows.len() != request.nodes + 1 {
             return Err(Unreadable("not one row for each node and one for the context"));
@@ -246,10 +243,6 @@ struct Proposed {
 }
 
 impl Proposed {
-    fn read(proposal: Value) -> Option<Self> {
-        serde_json::from_value(proposal).ok()
-    }
-
     fn behind(self, behind: Vec<TokenId>) -> Proposal {
         let paired = |(tokens, shares): (Vec<_>, Vec<_>)| tokens.into_iter().zip(shares).collect();
         Proposal { behind, steps: self.tokens.into_iter().zip(self.shares).map(paired).collect() }
@@ -259,7 +252,7 @@ impl Proposed {
 impl VerifyAnswer {
     /// The target's proposal, behind the accepted nodes and the token after them.
     fn proposal(&mut self, round: &Round<'_>) -> Option<Proposal> {
-        let proposed = Proposed::read(self.proposal.take()?)?;
+        let proposed: Proposed = serde_json::from_value(self.proposal.take()?).ok()?;
         let accepted: Vec<usize> = serde_json::from_value(self.accepted.take()?).ok()?;
         let nodes = accepted.iter().map(|&node| Some(round.draft.nodes().get(node)?.token));
         let mut behind: Vec<TokenId> = nodes.collect::<Option<_>>()?;

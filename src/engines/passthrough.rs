@@ -19,15 +19,13 @@
 //!   or with every field set, and on one of the two routes. They speculate themselves. The load of
 //!   the first and the last is read, where they report it; Triton's metrics are on another port.
 
-use serde_json::Value;
-
 use super::recognise::{INFO, KSERVE, OLLAMA_VERSION, VERSION};
 use super::{
     Additions, Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, Pages, Question, Quirks,
     Refusal, RequestKind, Round, Unreadable, VerifyRequest, shared,
 };
 use foretell_core::words::{PassthroughReason, Refused, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Request, Sampling};
+use foretell_wire::openai::{Event, Request, Sampling};
 
 /// The dialects of servers to which all requests are passed through, whatever they answer.
 pub const PASSTHROUGH: [Dialect; 7] = [
@@ -95,7 +93,7 @@ impl Codec for Passthrough {
         shared::plain_request(context, max_tokens, &shared::client_fields(sampling))
     }
 
-    fn chunk(&self, _: RequestKind, _: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: RequestKind, _: &Event) -> Result<Chunk, Unreadable> {
         Err(Unreadable("requests to this server are only passed through"))
     }
 
@@ -133,7 +131,7 @@ impl Codec for Passthrough {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::recognise::{MODELS, Reply};

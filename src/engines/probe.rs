@@ -10,14 +10,12 @@ mod script;
 
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::{Call, Context, Engine, RequestKind, Round, VerifyRequest, shared};
+use super::{Call, Context, Engine, RequestKind, Round, RowShape, VerifyRequest};
 use foretell_core::control::prospect::Measured;
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::VerifyMethod;
-use foretell_wire::openai::{Sampling, SamplingField, SetFields};
+use foretell_wire::openai::{Event, Sampling, SamplingField, SetFields};
 
 use learn::Learning;
 use script::{Script, Task};
@@ -85,7 +83,7 @@ pub enum ProbeAnswer {
         seconds: f64,
     },
     /// The events of a plain request, with the seconds since it was sent.
-    Plain(Vec<(f64, Value)>),
+    Plain(Vec<(f64, Event)>),
     /// An answer of another status than 200, and its body.
     Refused(u16, Vec<u8>),
     /// No answer before the probe's time was up.
@@ -325,7 +323,7 @@ impl Prober {
             self.engine.cache.reports_hits = true;
         }
         if let (Task::Same { repeat: true }, [body]) = (pending.task, bodies)
-            && let Some(rows) = shared::row_shape(pending.context.len() + pending.draft.len(), body)
+            && let Some(rows) = RowShape::of(pending.context.len() + pending.draft.len(), body)
         {
             self.engine.cache.rows = rows;
         }
@@ -339,8 +337,8 @@ impl Prober {
         );
     }
 
-    fn timed(&mut self, pending: &Pending, events: &[(f64, Value)]) {
-        let read = |(at, event): &(f64, Value)| {
+    fn timed(&mut self, pending: &Pending, events: &[(f64, Event)]) {
+        let read = |(at, event): &(f64, Event)| {
             let chunk = self.engine.chunk(RequestKind::Later, event).ok()?;
             (!chunk.tokens.is_empty()).then_some((*at, chunk.tokens))
         };

@@ -26,15 +26,17 @@ use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
 use super::shared;
 use super::{
-    Additions, Answers, Call, ChatIds, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, ModelDefaults,
-    Noise, OutputLimits, OutputParsing, Pages, PrefixCache, ProcessMarks, Question, Quirks, Refusal,
-    RequestKind, Round, RowShape, ServerDefaults, StopQuirks, Tokenize, Unreadable, UsageQuirks, Usual,
-    VerifyRequest, score,
+    Additions, AnswerQuirks, Answers, Call, ChatIds, Chunk, Codec, Context, Dialect, Engine, Foreign, Load,
+    ModelDefaults, Noise, OutputLimits, OutputParsing, Pages, PrefixCache, ProcessMarks, Question, Quirks,
+    Refusal, RequestKind, Round, RowShape, ServerDefaults, StopQuirks, Tokenize, Unreadable, UsageQuirks,
+    Usual, VerifyRequest, score,
 };
 use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F, fill, order};
+use foretell_wire::openai::{
+    Additive, Defaults, Event, Request, Route, Sampling, SamplingField as F, fill, order,
+};
 
 const GENERATE: &str = "/generate";
 /// Members of `usage` in the order of unstreamed answers (`UsageInfo`).
@@ -78,8 +80,7 @@ const QUIRKS: Quirks = Quirks {
         ..Usual::COMMON
     }),
     has_other_apis: true,
-    tidies_text: true,
-    bare_end: true,
+    answers: AnswerQuirks { tidies_text: true, bare_end: true, ..AnswerQuirks::COMMON },
     model_defaults: ModelDefaults::Named,
     // A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23,
     // `serving_chat.py`: "return_prompt_token_ids is not supported with streaming").
@@ -211,7 +212,7 @@ impl Codec for Sglang {
         shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(sampling))
     }
 
-    fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
         let chunk = shared::chunk_named(event, "response_token_ids")?;
         Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
@@ -224,7 +225,7 @@ impl Codec for Sglang {
             VerifyMethod::Score => {
                 let width = score::width(round.sampling, MAX_LOGPROBS);
                 let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
-                let nodes = shared::text_stem(engine, round.draft);
+                let nodes = shared::text_stem(&engine.tokens.may_end, round.draft);
                 Ok(VerifyRequest::one(score_call(round, nodes, width), nodes))
             }
             VerifyMethod::Tree => Err(Refusal::NoVerifyMethod(round.method.name())),
@@ -242,8 +243,7 @@ impl Codec for Sglang {
         if round.method == VerifyMethod::Score {
             return score_result(engine, round, request.nodes, body);
         }
-        let sent = shared::fan_out_tokens(round, request.nodes);
-        shared::fan_out_result(request.nodes + 1, sent, body)
+        shared::fan_out_result(round, request.nodes, body)
     }
 
     fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {

@@ -29,15 +29,17 @@ use serde_json::{Map, Value, json};
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS};
 use super::{
-    Additions, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens,
-    ModelDefaults, Noise, OutputLimits, Pages, PrefixCache, ProcessMarks, Question, Quirks, Refusal,
-    RequestKind, Round, ServerDefaults, StopQuirks, Tokenize, Undecided, Unreadable, UsageQuirks, Usual,
-    VerifyRequest, score,
+    Additions, AnswerQuirks, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load,
+    MaxTokens, ModelDefaults, Noise, OutputLimits, Pages, PrefixCache, ProbeQuirks, ProcessMarks, Question,
+    Quirks, Refusal, RequestKind, Round, ServerDefaults, StopQuirks, Tokenize, Undecided, Unreadable,
+    UsageQuirks, Usual, VerifyRequest, score,
 };
 use foretell_core::session::StopBuffer;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField, fill, order};
+use foretell_wire::openai::{
+    Additive, Defaults, Event, Request, Route, Sampling, SamplingField, fill, order,
+};
 use foretell_wire::translation::Thinking;
 use token_endpoint::{GENERATE, MAX_LOGPROBS};
 
@@ -48,7 +50,7 @@ const MAX_PROMPTS: usize = 1024;
 const BLOCK: usize = 16;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
-/// The first version that aborts requests ([`shared::abort_call`]) in addition to the token endpoint.
+/// The first version that aborts requests ([`shared::abort_call`]) and has the token endpoint.
 const ABORTS: [u32; 2] = [0, 32];
 /// The first version that parses a complete output on a separate page.
 const DERENDERS: [u32; 2] = [0, 24];
@@ -102,18 +104,16 @@ pub struct Vllm;
 const QUIRKS: Quirks = Quirks {
     owner: Some("vllm"),
     usual: Some(Usual { methods: &[VerifyMethod::Score, VerifyMethod::FanOut], ..Usual::COMMON }),
-    noise_may_be_placed: true,
-    rows_may_change: true,
+    probe: ProbeQuirks { places_noise: true, rows_may_change: true, ..ProbeQuirks::COMMON },
     thinking: Thinking::Effort,
     has_other_apis: true,
-    hollow_deltas: true,
+    answers: AnswerQuirks { hollow_deltas: true, broken_end: BrokenEnd::Omitted, ..AnswerQuirks::COMMON },
     model_defaults: ModelDefaults::Confirmed { penalties: [0, 32] },
     start_page: Some(METRICS),
     tokenize: Some(Tokenize::Prompt),
     limits: OutputLimits { chat: MaxTokens::Unknown, ..OutputLimits::OPENAI },
-    broken_end: BrokenEnd::Omitted,
-    // The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a number
-    // that JSON cannot express, the answer is this error, whatever the request was.
+    // The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
+    // number that JSON cannot express, the answer is this error, whatever the request was.
     undecided: Some(Undecided {
         method: VerifyMethod::Score,
         status: 400,
@@ -245,12 +245,8 @@ impl Codec for Vllm {
         shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(&sampling))
     }
 
-    fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
-        let mut chunk = shared::chunk(event)?;
-        // In running usage there are nulls; at the end of a stream there are none.
-        if let Some(Value::Object(usage)) = &mut chunk.usage {
-            usage.retain(|_, value| !value.is_null());
-        }
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
+        let chunk = shared::chunk(event)?;
         Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
 
@@ -277,8 +273,7 @@ impl Codec for Vllm {
         if round.method == VerifyMethod::Score {
             return token_endpoint::score_result(engine, round, request.nodes, body);
         }
-        let sent = shared::fan_out_tokens(round, request.nodes);
-        let result = shared::fan_out_result(request.nodes + 1, sent, body)?;
+        let result = shared::fan_out_result(round, request.nodes, body)?;
         Ok(shared_cache(round, request.nodes, result))
     }
 
@@ -334,9 +329,9 @@ fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
 }
 
 /// Reason why the engine cannot continue a request with this sampling. Penalties on output tokens
-/// miss those that have become prompt. A bias instead of them rounds otherwise, and cannot replace a
-/// penalty on presence where a later request goes on for more than one token. The repetition penalty
-/// counts prompt and output; `min_tokens` is counted here.
+/// miss those that have become prompt. A bias instead of them rounds otherwise, and cannot replace
+/// a penalty on presence where a later request goes on for more than one token. The repetition
+/// penalty counts prompt and output; `min_tokens` is counted here.
 fn refused(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
     let marked = (engine.watermarks && sampling.temperature > 0.0, "watermarking");
     Refused::by_first(PassthroughReason::Parameter, &sampling.output_penalties())
@@ -373,7 +368,7 @@ fn unset(route: Route) -> Value {
 /// known.
 fn unknown_penalty(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
     let fields = [SamplingField::PresencePenalty, SamplingField::FrequencyPenalty];
-    if engine.defaults.sampling.is_some() || !QUIRKS.model_defaults.has_penalties(engine) {
+    if engine.defaults.sampling.is_some() || !QUIRKS.model_defaults.has_penalties(&engine.version) {
         return None;
     }
     let open = fields.into_iter().find(|&field| !sampling.set_by_client.has(field));

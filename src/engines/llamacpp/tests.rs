@@ -34,6 +34,10 @@ fn known(slots: usize, change: &Value) -> Engine {
     LlamaCpp.engine(&answers).unwrap()
 }
 
+fn read(kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    LlamaCpp.chunk(kind, &Event::of(event.to_string()).unwrap())
+}
+
 fn chain(tokens: &[TokenId]) -> Tree {
     Tree::chain(tokens, Source::Model, Features::default())
 }
@@ -190,7 +194,7 @@ fn a_plain_request_is_answered_whole_and_ends_by_stop_type() {
     );
     let read = |kind: &str| {
         let event = json!({"index": 0, "tokens": [7, 0], "stop_type": kind, "timings": {"prompt_n": 1}});
-        LlamaCpp.chunk(RequestKind::Later, &event)
+        read(RequestKind::Later, &event)
     };
     let chunk = |finish: &str, ends| Chunk {
         tokens: vec![7, 0],
@@ -243,12 +247,12 @@ fn a_completion_brings_its_ids_in_the_native_object() {
     let event = json!({"choices": [{"text": " #", "index": 0, "logprobs": null, "finish_reason": null}],
         "__verbose": {"index": 0, "content": " #", "tokens": [358], "stop": false, "tokens_predicted": 1,
             "tokens_evaluated": 26}});
-    let chunk = LlamaCpp.chunk(RequestKind::First, &event).unwrap();
+    let chunk = read(RequestKind::First, &event).unwrap();
     assert_eq!((chunk.tokens, chunk.count, chunk.prompt_count), (vec![358], Some(1), Some(26)));
     assert!(!chunk.doubtful && !chunk.pending);
     let end = json!({"choices": [{"text": "", "index": 0, "finish_reason": null}],
         "__verbose": {"tokens": [0], "tokens_predicted": 1, "tokens_evaluated": 2}});
-    assert!(LlamaCpp.chunk(RequestKind::First, &end).unwrap().pending);
+    assert!(read(RequestKind::First, &end).unwrap().pending);
 }
 
 #[test]
@@ -258,13 +262,13 @@ fn a_chat_brings_its_ids_in_log_probabilities_and_is_counted() {
             "logprobs": {"content": ids}}], "timings": {"cache_n": 10, "prompt_n": 1, "predicted_n": 1}})
     };
     let told = event(json!([{"id": 1260, "token": "Return", "prob": 1.0}]));
-    let chunk = LlamaCpp.chunk(RequestKind::First, &told).unwrap();
+    let chunk = read(RequestKind::First, &told).unwrap();
     assert_eq!((chunk.tokens, chunk.count, chunk.prompt_count), (vec![1260], Some(1), Some(11)));
     assert!(!chunk.doubtful);
-    assert!(LlamaCpp.chunk(RequestKind::First, &event(json!([]))).unwrap().doubtful);
+    assert!(read(RequestKind::First, &event(json!([]))).unwrap().doubtful);
     let opening = json!({"choices": [{"finish_reason": null, "index": 0,
         "delta": {"role": "assistant", "content": null}}]});
-    let chunk = LlamaCpp.chunk(RequestKind::First, &opening).unwrap();
+    let chunk = read(RequestKind::First, &opening).unwrap();
     assert!(!chunk.doubtful && !chunk.pending && chunk.tokens.is_empty());
 }
 

@@ -187,14 +187,17 @@ fn placed(least: usize, engine: &Engine) -> usize {
 fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
     let Some(&first) = engine.methods.first() else { return tasks };
-    if engine.methods.contains(&VerifyMethod::Score) && engine.quirks().rows_may_change {
+    if engine.methods.contains(&VerifyMethod::Score) && engine.quirks().probe.rows_may_change {
         tasks.extend([Task::Same { repeat: false }, Task::Same { repeat: true }]);
     }
     let main = if long { ProbeContext::Long } else { ProbeContext::Short };
     // Slots are filled one by one, which takes long with a long context: the short one comes first.
-    let order =
-        if engine.quirks().fills_slots { [ProbeContext::Short, main] } else { [main, ProbeContext::Short] };
-    let seeded = engine.noise == Noise::Call && engine.quirks().noise_may_be_placed;
+    let order = if engine.quirks().probe.fills_slots {
+        [ProbeContext::Short, main]
+    } else {
+        [main, ProbeContext::Short]
+    };
+    let seeded = engine.noise == Noise::Call && engine.quirks().probe.places_noise;
     for (turn, context) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
         if context == main {
             tasks.push_back(Task::Cold(context));
@@ -230,7 +233,7 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
 
 /// The timed rounds of a verification method.
 fn rounds(engine: &Engine, method: VerifyMethod, context: ProbeContext) -> Vec<Task> {
-    let slots = engine.quirks().fills_slots && method == VerifyMethod::FanOut;
+    let slots = engine.quirks().probe.fills_slots && method == VerifyMethod::FanOut;
     let warm = slots.then_some(Task::Warm { method, context, nodes: MAX_GAMMA });
     warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { method, context, nodes })).collect()
 }

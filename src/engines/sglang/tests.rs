@@ -13,6 +13,10 @@ fn engine() -> Engine {
     }
 }
 
+fn read(kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    Sglang.chunk(kind, &Event::of(event.to_string()).unwrap())
+}
+
 fn chain(tokens: &[TokenId]) -> Tree {
     Tree::chain(tokens, Source::Model, Features::default())
 }
@@ -209,7 +213,7 @@ fn both_names_of_the_ids_are_read() {
         let mut event = json!({"choices": [{"index": 0, "delta": {"content": "a", "reasoning_content": null},
             "finish_reason": null}]});
         event["choices"][0][name] = json!([7]);
-        Sglang.chunk(RequestKind::First, &event).unwrap()
+        read(RequestKind::First, &event).unwrap()
     };
     for name in ["token_ids", "response_token_ids"] {
         assert_eq!((event(name).tokens, event(name).doubtful), (vec![7], false), "{name}");
@@ -297,7 +301,7 @@ fn one_token(pointer: &str, value: &Value) -> Value {
 #[test]
 fn a_first_token_with_anything_but_its_text_is_not_read() {
     let first = first_token::read(&one_token("/id", &json!("c"))).unwrap().unwrap();
-    let chunk = Sglang.chunk(RequestKind::Later, &first.event).unwrap();
+    let chunk = read(RequestKind::Later, &first.event).unwrap();
     assert_eq!((chunk.tokens, chunk.prompt, chunk.text.as_str()), (vec![3], None, "Hi"));
     assert_eq!((chunk.finish, chunk.more.is_empty(), chunk.doubtful), (None, true, false));
     assert_eq!((first.prompt, first.token, first.text.as_deref()), (vec![1, 2], 3, Some("Hi")));

@@ -21,7 +21,7 @@ const MIN_TEMPERATURE: f64 = 0.01;
 /// text; and where cached rows are invalid and the server does not report how many there are, no
 /// further than the next block, because only full blocks are cached.
 pub(super) fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
-    let text = shared::text_stem(engine, round.draft);
+    let text = shared::text_stem(&engine.tokens.may_end, round.draft);
     if engine.cache.rows == RowShape::Tail || engine.cache.reports_hits {
         return text;
     }
@@ -34,9 +34,9 @@ pub(super) fn uncached_nodes(engine: &Engine, context: usize) -> usize {
     block - 1 - (context + block - 1) % block
 }
 
-/// The request that scores a draft. Where the cache covers a part of it (an earlier request had this
-/// text), none of its rows can be read. It cannot cover a part of a block that the prompt does not
-/// fill.
+/// The request that scores a draft. Where the cache covers a part of it (an earlier request had
+/// this text), none of its rows can be read. It cannot cover a part of a block that the prompt does
+/// not fill.
 pub(super) fn score_request(engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
     let width = score::width(round.sampling, MAX_LOGPROBS);
     let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;

@@ -11,7 +11,6 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
-use serde_json::Value;
 use tokio::sync::Notify;
 
 use crate::learning::answer_traits::AnswerTraits;
@@ -210,7 +209,7 @@ impl Calls {
 
     /// Records the process that an event of a stream names; false if it is another than the
     /// session's.
-    pub fn join_origin(&self, event: &Value) -> bool {
+    pub fn join_origin(&self, event: &openai::Event) -> bool {
         let origin = Origin::of_event(event);
         !self.is_unnamed(&origin) && self.is_from_there(origin)
     }
@@ -456,7 +455,7 @@ impl Calls {
 
     /// True if the text that came with each sample is that of its id.
     fn spells(&self, put: &Round<'_>, result: &VerifyResult) -> bool {
-        let tidies = self.0.engine.quirks().tidies_text;
+        let tidies = self.0.engine.quirks().answers.tidies_text;
         result.rows.iter().enumerate().all(|(position, row)| {
             let Some((sample, text)) = row.sample.zip(row.text.as_ref()) else { return true };
             let path = position.checked_sub(1).map(|node| put.draft.path(node)).unwrap_or_default();

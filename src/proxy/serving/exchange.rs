@@ -8,7 +8,6 @@ use http::{HeaderMap, Response, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::mode::ModeSwitch;
-use super::passthrough;
 use foretell_core::words::Mode;
 use foretell_drafts::joins::{Joins, Terms};
 use foretell_net::fleet::{Fleet, Replica};
@@ -17,7 +16,7 @@ use foretell_net::http::connections::Connections;
 use foretell_net::http::drain::Lifecycle;
 use foretell_net::http::memory::Memory;
 use foretell_observe::{Observer, Record};
-use foretell_policy::{Admitted, Passthrough};
+use foretell_policy::Admitted;
 use foretell_wire::openai::{self, Api, Control};
 
 /// Answers eligible requests.
@@ -121,14 +120,6 @@ impl Slot {
     /// Releases the permit and returns the record.
     pub fn into_record(self) -> Record {
         self.record
-    }
-}
-
-impl Exchange {
-    /// Passes the request through instead, unchanged.
-    pub async fn decline(self, why: impl Into<Passthrough>) -> Response<Body> {
-        let Self { head, body, replica, shared, slot, .. } = self;
-        passthrough::decline(Unsent { head, body, replica }, slot, &shared.fleet, why.into()).await
     }
 }
 

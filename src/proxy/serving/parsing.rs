@@ -110,7 +110,7 @@ pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
 
 /// The steps by which a server decodes an answer; `parsed`: for its parsers.
 pub(super) fn step(identity: &Identity, parsed: bool) -> DecodeStep {
-    match identity.engine.quirks().broken_end {
+    match identity.engine.quirks().answers.broken_end {
         _ if parsed && identity.engine.parsing.parsers.read_tokens() => DecodeStep::Character,
         BrokenEnd::Omitted => DecodeStep::Broken,
         BrokenEnd::Sent | BrokenEnd::OmittedInStreams => DecodeStep::Token,

@@ -12,7 +12,7 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use serde::de::IgnoredAny;
 
-use super::exchange::{Slot, Unsent};
+use super::exchange::{Exchange, Slot, Unsent};
 use super::failure::Failure;
 use super::head;
 use super::sink::trailer_fields;
@@ -169,6 +169,14 @@ fn tapped<L: Listener>(body: Answer, tap: Tap<L::Content>, listener: L, trailers
 /// True if an answer with this status is generated text.
 fn has_output(record: &Record, status: StatusCode) -> bool {
     status.is_success() && record.so_far().route.is_some()
+}
+
+impl Exchange {
+    /// Passes the request through instead of serving it.
+    pub async fn decline(self, why: impl Into<policy::Passthrough>) -> Response<Body> {
+        let Self { head, body, replica, shared, slot, .. } = self;
+        decline(Unsent { head, body, replica }, slot, &shared.fleet, why.into()).await
+    }
 }
 
 /// Sends a request that was to be served by a session, of which no part of an answer has been sent

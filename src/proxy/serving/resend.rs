@@ -95,11 +95,8 @@ async fn refuse(failure: &Failure, sink: &mut Sink, record: &mut Record) -> Resu
 }
 
 /// Splits a stream at the ends of its events, so that one that breaks off ends behind an event.
-#[derive(Default)]
 struct EventSplitter {
     decoder: sse::Decoder,
-    /// Bytes of an incomplete event.
-    withheld: Vec<u8>,
     /// Some of it has been passed on.
     begun: bool,
     /// An event exceeded the limit: the bytes that follow are passed on as they come.
@@ -107,39 +104,37 @@ struct EventSplitter {
     tokens: OutputTokens,
 }
 
+impl Default for EventSplitter {
+    fn default() -> Self {
+        let decoder = sse::Decoder::storing(sse::EVENT_BYTES);
+        Self { decoder, begun: false, unread: false, tokens: OutputTokens::default() }
+    }
+}
+
 impl EventSplitter {
-    /// Takes the next bytes and returns those up to the end of the last complete event.
+    /// Takes the next bytes and returns those of the events that they complete.
     fn push(&mut self, data: &[u8]) -> Vec<u8> {
-        self.withheld.extend_from_slice(data);
-        let mut complete = 0;
-        for (at, byte) in data.iter().enumerate() {
-            if self.unread {
-                break;
-            }
-            match self.decoder.push(std::slice::from_ref(byte)) {
-                Ok(messages) => {
-                    for message in &messages {
-                        self.tokens.read(message.data.as_bytes());
-                    }
-                }
-                Err(sse::TooLong { .. }) => self.unread = true,
-            }
-            if self.decoder.is_between_events() {
-                complete = at + 1;
-            }
+        if self.unread {
+            return data.to_vec();
         }
-        if complete == 0 && !self.unread {
-            return Vec::new();
+        let messages = self.decoder.push(data).unwrap_or_else(|sse::TooLong { .. }| {
+            self.unread = true;
+            Vec::new()
+        });
+        for message in &messages {
+            self.tokens.read(message.data.as_bytes());
         }
-        self.begun = true;
-        let remaining = if self.unread { 0 } else { data.len() - complete };
-        let rest = self.withheld.split_off(self.withheld.len() - remaining);
-        std::mem::replace(&mut self.withheld, rest)
+        let mut complete: Vec<u8> = messages.into_iter().flat_map(|message| message.raw).collect();
+        if self.unread || self.decoder.is_between_events() {
+            complete.extend(self.decoder.unfinished());
+        }
+        self.begun |= !complete.is_empty();
+        complete
     }
 
     /// True if the stream may end here: behind an event.
     fn is_complete(&self) -> bool {
-        self.begun && self.withheld.is_empty()
+        self.begun && (self.unread || self.decoder.is_between_events())
     }
 }
 

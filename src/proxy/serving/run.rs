@@ -277,7 +277,7 @@ impl Run {
             head::name_eligible(response.headers_mut());
             return response;
         }
-        let json_type = self.plan.identity.engine.quirks().json_type;
+        let json_type = self.plan.identity.engine.quirks().answers.json_type;
         let mut sink =
             Sink::buffered(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
         if self.plan.parses {
@@ -387,7 +387,15 @@ impl Run {
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
         // The parts of an output are compared with those of the server's stream.
         let step = parsing::step(&self.plan.identity, self.plan.parses);
-        if self.plan.identity.engine.quirks().broken_end.is_omitted(request.stream || self.plan.parses) {
+        if self
+            .plan
+            .identity
+            .engine
+            .quirks()
+            .answers
+            .broken_end
+            .is_omitted(request.stream || self.plan.parses)
+        {
             Box::new(Stepwise::new(decoder, step))
         } else {
             Box::new(decoder)

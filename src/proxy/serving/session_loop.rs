@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use http::Response;
-use serde_json::Value;
 
 use self::aborted::AbortedCall;
 use self::plain_event::many_choices;
@@ -43,7 +42,7 @@ use foretell_net::http::body::Body;
 use foretell_observe::metrics::Stage;
 use foretell_parsers::text::Tokenizer;
 use foretell_wire::openai::usage::Usage;
-use foretell_wire::openai::{Request, Route};
+use foretell_wire::openai::{self, Request, Route};
 
 /// The id of events that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
@@ -232,8 +231,7 @@ impl SessionLoop {
             engine_count.unwrap_or(summary.output_tokens).max(self.reported_tokens(&summary));
         let prompt_tokens = self.session.prompt().len();
         self.slot.record.prompt_tokens(prompt_tokens);
-        let usage = self.usage.value.as_ref().and_then(Usage::from_backend);
-        let mut usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens as u64));
+        let mut usage = self.backend_usage().unwrap_or_else(|| Usage::new(prompt_tokens as u64));
         let aborted_call = self.usage.aborted_call.take();
         if summary.finish.is_some()
             && let Some(aborted_call) = aborted_call
@@ -264,6 +262,14 @@ impl SessionLoop {
             self.slot.record.failed(cause);
         }
         Ok(Ended { slot: self.slot, end, answer })
+    }
+
+    /// The usage that the first call has reported. In running usage there are nulls; at the end of
+    /// a stream there are none.
+    fn backend_usage(&self) -> Option<Usage> {
+        let usage = self.usage.value.as_ref()?.usage()?;
+        let is_running = self.calls.engine().quirks().usage.runs;
+        Some(if is_running { usage.without_nulls() } else { usage })
     }
 
     /// Parses a complete output for a client that does not stream. Returns the number of its tokens
@@ -324,7 +330,7 @@ impl SessionLoop {
         let unreadable = match happened {
             Happened::PlainEvent(PlainEvent::End) if !begun => Some("it ends without an answer"),
             Happened::PlainEvent(PlainEvent::Unreadable(cause)) if !begun => Some(cause.as_str()),
-            Happened::PlainEvent(PlainEvent::Chunk(event, _)) if first && !event.is_null() => {
+            Happened::PlainEvent(PlainEvent::Chunk(event, _)) if first => {
                 if self.sink.is_buffered() && many_choices(event) {
                     Some("it holds several choices where one was requested")
                 } else if !begun && self.is_of_another(event) {
@@ -366,7 +372,7 @@ impl SessionLoop {
 
     /// Records the engine that an event names. True if it is another than the session's while
     /// nothing has reached the client: the new engine is then sent the client's request unchanged.
-    fn is_of_another(&self, event: &Value) -> bool {
+    fn is_of_another(&self, event: &openai::Event) -> bool {
         let other = self.first_answer.unsent.is_some() && !self.calls.join_origin(event);
         if other {
             self.calls.changed();

@@ -76,7 +76,7 @@ fn engine(dialect: Dialect, world: &mut World<'_>, mut answers: Answers) {
         let values = [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty];
         assert!(values.iter().all(|value| value.is_finite()), "{values:?}");
     }
-    let _ = shared::tokenize(&engine, "text");
+    let _ = engine.quirks().tokenize.map(|form| form.question(&engine.model, "text"));
 }
 
 /// A page of metrics.

@@ -10,9 +10,9 @@ use foretell_core::session::accept::{Accept, Judge, Judged, Walk};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 use foretell_engines::{
-    Context, Dialect, Engine, PrefixCache, PromptStep, RequestKind, Round, SpecialTokens, shared,
+    Context, Dialect, Engine, PrefixCache, PromptStep, RequestKind, Round, RowShape, SpecialTokens, shared,
 };
-use foretell_wire::openai::{Judgement, Request, Route, Sampling, judge};
+use foretell_wire::openai::{Event, Judgement, Request, Route, Sampling, judge};
 use serde_json::Value;
 
 use crate::bytes::Bytes;
@@ -143,7 +143,7 @@ fn check_concurrent(engine: &Engine, round: &Round<'_>, body: &[u8]) {
             assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
         }
     }
-    let _ = (shared::row_shape(round.context.len(), body), shared::tokens(body));
+    let _ = (RowShape::of(round.context.len(), body), shared::tokens(body));
     for status in [200, 400, 500] {
         let _ = engine.is_undecided(round.method, status, body);
     }
@@ -151,7 +151,7 @@ fn check_concurrent(engine: &Engine, round: &Round<'_>, body: &[u8]) {
 
 /// Reads an event of a plain request.
 fn events(engine: &Engine, body: &[u8]) {
-    let Ok(event) = serde_json::from_slice::<Value>(body) else { return };
+    let Some(event) = String::from_utf8(body.to_vec()).ok().and_then(Event::of) else { return };
     for kind in [RequestKind::First, RequestKind::Later] {
         let Ok(chunk) = engine.chunk(kind, &event) else { continue };
         assert!(!chunk.ends || kind == RequestKind::First || chunk.finish.is_some(), "{chunk:?}");

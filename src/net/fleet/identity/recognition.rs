@@ -357,7 +357,8 @@ pub async fn tokenizer(
         },
     };
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
-    if let Some(question) = shared::tokenize(engine, SAMPLE) {
+    if let Some(form) = engine.quirks().tokenize {
+        let question = form.question(&engine.model, SAMPLE);
         let reply = put(replica, &question, false).await?;
         let theirs = shared::tokens(&reply.body);
         let ours = tokenizer.encode(SAMPLE, false).ok();

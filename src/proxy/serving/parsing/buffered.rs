@@ -89,7 +89,7 @@ impl BufferedParser {
                 return None;
             }
         }
-        let mut decoder: Box<dyn Decode> = if engine.quirks().broken_end.is_omitted(false) {
+        let mut decoder: Box<dyn Decode> = if engine.quirks().answers.broken_end.is_omitted(false) {
             Box::new(Stepwise::new(decoder, step(&self.identity, true)))
         } else {
             Box::new(decoder)
