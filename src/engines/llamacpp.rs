@@ -502,13 +502,10 @@ impl Timings {
 impl Answered {
     /// One prompt is answered by an object, several by a list.
     fn all(body: &[u8]) -> Result<Vec<Self>, Unreadable> {
-        let wrong = |_| Unreadable("not an answer of /completion");
-        let value: Value = serde_json::from_slice(body).map_err(wrong)?;
-        if value.is_array() {
-            Vec::deserialize(value).map_err(wrong)
-        } else {
-            Ok(vec![Self::deserialize(value).map_err(wrong)?])
-        }
+        let is_list = body.trim_ascii_start().starts_with(b"[");
+        let one = || serde_json::from_slice(body).map(|one| vec![one]);
+        let all = if is_list { serde_json::from_slice(body) } else { one() };
+        all.map_err(|_| Unreadable("not an answer of /completion"))
     }
 
     fn has_server_stops(&self) -> bool {

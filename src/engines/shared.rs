@@ -100,46 +100,32 @@ pub fn text_stem(may_end: &[TokenId], draft: &Tree) -> usize {
 /// The sampling fields that differ from OpenAI's defaults, for an engine that has no others.
 /// `temperature` is always sent.
 pub fn non_default_fields(sampling: &Sampling) -> Map<String, Value> {
-    let plain = Sampling::default();
-    let mut fields = Map::new();
-    let mut put = |name: &str, value: Value, is_default: bool| {
-        if !is_default {
-            fields.insert(name.into(), value);
-        }
-    };
-    #[expect(clippy::float_cmp, reason = "only the very default may be omitted")]
-    let same = |a: f64, b: f64| a == b;
-    put("temperature", sampling.temperature.into(), false);
-    put("top_p", sampling.top_p.into(), same(sampling.top_p, plain.top_p));
-    put("top_k", sampling.top_k.into(), sampling.top_k.is_none());
-    put("min_p", sampling.min_p.into(), same(sampling.min_p, plain.min_p));
-    put("presence_penalty", sampling.presence_penalty.into(), sampling.presence_penalty == 0.0);
-    put("frequency_penalty", sampling.frequency_penalty.into(), sampling.frequency_penalty == 0.0);
-    put(
-        "repetition_penalty",
-        sampling.repetition_penalty.into(),
-        same(sampling.repetition_penalty, plain.repetition_penalty),
-    );
-    put_rest(sampling, &mut fields);
-    fields
+    fields(sampling, |field, is_default| field == F::Temperature || !is_default)
 }
 
 /// Exactly the sampling fields that the client has set, so that the server fills in its defaults as
 /// it does for the client.
 pub fn client_fields(sampling: &Sampling) -> Map<String, Value> {
-    let mut fields = Map::new();
-    let mut put = |field: F, name: &str, value: Value| {
-        if sampling.set_by_client.has(field) {
-            fields.insert(name.into(), value);
-        }
-    };
-    put(F::Temperature, "temperature", sampling.temperature.into());
-    put(F::TopP, "top_p", sampling.top_p.into());
-    put(F::TopK, "top_k", sampling.top_k.map_or(json!(-1), Value::from));
-    put(F::MinP, "min_p", sampling.min_p.into());
-    put(F::PresencePenalty, "presence_penalty", sampling.presence_penalty.into());
-    put(F::FrequencyPenalty, "frequency_penalty", sampling.frequency_penalty.into());
-    put(F::RepetitionPenalty, "repetition_penalty", sampling.repetition_penalty.into());
+    fields(sampling, |field, _| sampling.set_by_client.has(field))
+}
+
+/// The fields with a default that `sends` selects (with true for OpenAI's default),
+/// and all that have none.
+fn fields(sampling: &Sampling, sends: impl Fn(F, bool) -> bool) -> Map<String, Value> {
+    let plain = Sampling::default();
+    #[expect(clippy::float_cmp, reason = "only the very default may be omitted")]
+    let number = |field, value: f64, plain: f64| (field, Value::from(value), value == plain);
+    let all = [
+        number(F::Temperature, sampling.temperature, plain.temperature),
+        number(F::TopP, sampling.top_p, plain.top_p),
+        (F::TopK, sampling.top_k.map_or(json!(-1), Value::from), sampling.top_k.is_none()),
+        number(F::MinP, sampling.min_p, plain.min_p),
+        number(F::PresencePenalty, sampling.presence_penalty, plain.presence_penalty),
+        number(F::FrequencyPenalty, sampling.frequency_penalty, plain.frequency_penalty),
+        number(F::RepetitionPenalty, sampling.repetition_penalty, plain.repetition_penalty),
+    ];
+    let sent = all.into_iter().filter(|(field, _, is_default)| sends(*field, *is_default));
+    let mut fields = sent.map(|(field, value, _)| (field.name().to_owned(), value)).collect();
     put_rest(sampling, &mut fields);
     fields
 }

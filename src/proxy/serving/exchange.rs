@@ -1,4 +1,4 @@
-//! Types that the gateway hands to the session runner, and gets back from it.
+//! Types that the gateway hands to the session runner.
 
 use std::sync::Arc;
 
