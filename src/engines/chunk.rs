@@ -1,11 +1,13 @@
 //! The content of one event of a plain request, as a dialect reads it.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use foretell_core::session::Parsed;
 use foretell_core::units::TokenId;
 use foretell_core::words::Proposal;
-use foretell_wire::openai::parts;
+use foretell_wire::openai::{Event, UsageText, parts};
 
 /// One event of a plain request's stream.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,7 +24,7 @@ pub struct Chunk {
     /// The last of `tokens` ended the text and adds none.
     pub ends: bool,
     /// The backend's `usage` object; `None` if the event has none.
-    pub usage: Option<Value>,
+    pub usage: Option<UsageText>,
     /// Members of a chat's delta other than text (reasoning or tool calls that a parser took out of
     /// the text), by name.
     pub more: Map<String, Value>,
@@ -34,29 +36,11 @@ pub struct Chunk {
     /// Only the next event shows whether the text goes on after these tokens or ends with them.
     pub pending: bool,
     /// The later event that showed what these tokens are; `None` if none was needed.
-    pub after: Option<Value>,
+    pub after: Option<Arc<Event>>,
     /// The backend's proposal for what follows these tokens; `None` if it made none.
     pub proposal: Option<Proposal>,
     /// The event carries text whose ids are not known, or several choices.
     pub doubtful: bool,
-}
-
-/// The events with which the stream of a chat would have begun, made from an answer of one token
-/// ([`super::Codec::first_token`]).
-#[derive(Clone, Debug, PartialEq)]
-pub struct FirstToken {
-    /// The event with the role.
-    pub role: Value,
-    /// An event with the usage so far, which streams do not have.
-    pub usage: Value,
-    /// The event of the token, with its id, which streams do not have.
-    pub event: Value,
-    /// Ids of the prompt.
-    pub prompt: Vec<TokenId>,
-    /// The token.
-    pub token: TokenId,
-    /// The text that the server sent for it; `None` if a stop text has cut that.
-    pub text: Option<String>,
 }
 
 impl Chunk {

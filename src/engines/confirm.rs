@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 
 use super::confirmation::{Confirmation, END_TOKENS, MAX_TOKENS};
 use super::shared::bytes;
-use super::{Call, Engine};
+use super::{Call, Engine, MaxTokens, ModelDefaults};
 use foretell_core::units::TokenId;
 use foretell_wire::openai::{Defaults, GenerationConfig, Route, SamplingField as F};
 
@@ -122,10 +122,29 @@ pub struct Confirmer {
 }
 
 impl Confirmer {
+    /// The test of this file's defaults; `None` where the engine never follows it, or reports the
+    /// defaults itself. `text`: token ids of real text.
+    pub fn of(engine: &Engine, config: &GenerationConfig, text: &[TokenId], seed: u64) -> Option<Self> {
+        let model_defaults = engine.quirks().model_defaults;
+        let follows = matches!(model_defaults, ModelDefaults::Confirmed { .. });
+        let reports = engine.defaults.sampling.is_some() && engine.limits.chat != MaxTokens::Unknown;
+        if reports || !follows {
+            return None;
+        }
+        let config = config.clone();
+        let config = if model_defaults.has_penalties(&engine.version) {
+            config
+        } else {
+            config.without_output_penalties()
+        };
+        Some(Self::new(engine, config, text, seed))
+    }
+
     /// `text`: token ids of real text.
     pub fn new(engine: &Engine, config: GenerationConfig, text: &[TokenId], seed: u64) -> Self {
         let ends: Vec<TokenId> = config.ends.iter().copied().take(ENDS).collect();
-        let fit = |token: &TokenId| engine.special.binary_search(token).is_err() && !ends.contains(token);
+        let fit =
+            |token: &TokenId| engine.tokens.special.binary_search(token).is_err() && !ends.contains(token);
         let text: Vec<TokenId> = text.iter().copied().filter(fit).collect();
         let prompt: Vec<TokenId> = text.iter().copied().take(PROMPT).collect();
         let of_prompt: BTreeSet<TokenId> = prompt.iter().copied().take(AMONG / 2).collect();
@@ -212,13 +231,16 @@ impl Confirmer {
         if self.limits.len() < LIMITS {
             self.found.unconfirmed.push(MAX_TOKENS);
         }
-        engine.defaults = Some(self.config.defaults);
-        engine.default_tokens = self.default_tokens();
+        engine.defaults.sampling = Some(self.config.defaults);
         let mut doubted = self.found.contradicted.iter().chain(&self.found.unconfirmed);
-        engine.limit_known = !self.refuses_chats && doubted.all(|name| *name != MAX_TOKENS);
-        engine.max_tokens =
+        let is_known = !self.refuses_chats && doubted.all(|name| *name != MAX_TOKENS);
+        engine.limits.chat = match self.default_tokens() {
+            _ if !is_known => MaxTokens::Unknown,
+            tokens => tokens.map_or(MaxTokens::Context, MaxTokens::Tokens),
+        };
+        engine.limits.most =
             self.limits.get(2).copied().flatten().filter(|&most| (most as usize) < self.room());
-        engine.confirmation = Some(self.found);
+        engine.defaults.confirmation = Some(self.found);
     }
 
     /// Number of wrong values that are tried.

@@ -1,30 +1,21 @@
 //! An identified engine: everything about one server that decides which requests may be sent to it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::confirmation::Confirmation;
+use super::quirks::{ChatIds, MaxTokens, Noise, OutputLimits, Quirks};
 use super::{
-    Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+    Additions, Call, Chunk, Context, Dialect, PromptStep, Refusal, RequestKind, Round, Unreadable,
+    VerifyRequest, shared,
 };
 use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{VerifyMethod, VerifyResult};
 use foretell_parsers::parse::{Parsers, ToolFormat};
-use foretell_wire::openai::{Additive, Defaults, Request, Route, Sampling, call_grammar, is_strict};
+use foretell_wire::openai::{Additive, Defaults, Event, Request, Route, Sampling, call_grammar, is_strict};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
-
-/// Inputs of the noise of a seeded request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Noise {
-    /// Seed, absolute position and token: continuing by ids gives the same text.
-    Position,
-    /// It restarts with every call, or its inputs are unknown.
-    #[default]
-    Call,
-    /// A seed is ignored: there is nothing to preserve.
-    Ignored,
-}
 
 /// Rows of a list of prompt log-probabilities where a prefix was cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,53 +27,112 @@ pub enum RowShape {
     Tail,
 }
 
-/// Treatment of an incomplete character at the end of the output.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BrokenEnd {
-    /// It is sent as U+FFFD.
-    #[default]
-    Sent,
-    /// Streams omit it, other answers have U+FFFD (llama.cpp).
-    OmittedInStreams,
-    /// It is omitted (vLLM: `v1/engine/detokenizer.py` never flushes its decoder).
-    Omitted,
-}
-
-impl BrokenEnd {
-    /// True if it is omitted from an answer; `stream`: the answer is a stream.
-    pub const fn is_omitted(self, stream: bool) -> bool {
-        match self {
-            Self::Sent => false,
-            Self::OmittedInStreams => stream,
-            Self::Omitted => true,
+impl RowShape {
+    /// The rows that an answer to a scored prompt of `prompt` tokens lists, a prefix of which was
+    /// cached; `None` if it lists none. vLLM's V2 runner lists only what it computed; the V1 runner
+    /// lists all, those of cached tokens being invalid.
+    pub fn of(prompt: usize, body: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Scored {
+            prompt_logprobs: Vec<IgnoredAny>,
         }
+        let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs.len();
+        Some(if listed < prompt { Self::Tail } else { Self::Full })
     }
 }
 
-/// The limit of an output where the client sets none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MaxTokens {
-    /// This many tokens.
-    Tokens(u32),
-    /// Up to the end of the context.
-    Context,
-    /// Not known: neither the request nor the engine sets one.
-    Unknown,
+/// Marks of the process that answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessMarks {
+    /// Start time, in microseconds of Unix time; `None` if it does not report that.
+    pub started: Option<u64>,
+    /// A number that it drew when it started, instead of a start time; `None` if it shows none.
+    /// Unlike [`Self::started`] it is on a page that is only requested to recognise it.
+    pub drawn: Option<u64>,
+    /// Its name in each of its answers (`system_fingerprint`); `None` if they have none.
+    pub fingerprint: Option<String>,
+    /// The version of its weights, which may be replaced while it runs (SGLang); `None` if it does
+    /// not report one.
+    pub weights: Option<String>,
 }
 
-/// The load that an engine reports.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Load {
-    /// Number of requests being computed.
-    pub running: u32,
-    /// Number of requests that are waiting.
-    pub waiting: u32,
-    /// Share of the KV cache in use, 0 to 1; `None` if it does not report that.
-    pub kv_usage: Option<f64>,
-    /// Maximum requests that it computes at once; `None` if it does not report that.
-    pub limit: Option<u32>,
-    /// Age of these figures when they were reported; zero where they are of that moment.
-    pub age: Duration,
+/// The server's values for fields that a client leaves out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServerDefaults {
+    /// Those of all routes; `None` if they are not known.
+    pub sampling: Option<Defaults>,
+    /// Those of its chats, where these are the model's and the operator has named the file
+    /// ([`super::ModelDefaults::Named`]); `None` otherwise.
+    pub chats: Option<Defaults>,
+    /// The operator's values apply, which are not known here (SGLang's
+    /// `preferred_sampling_params`).
+    pub preferred: bool,
+    /// Samplers that its operator has switched on. A client may switch one off for its request by a
+    /// field that later requests lack (llama.cpp).
+    pub samplers: Vec<&'static str>,
+    /// It draws with one fixed seed where the client sends none.
+    pub seeded: bool,
+    /// [`Self::sampling`] is that of a model's file, as far as the server's answers confirm it;
+    /// `None` if it reports its defaults itself, or they are not known.
+    pub confirmation: Option<Confirmation>,
+}
+
+/// The prefix cache of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixCache {
+    /// Tokens per block; 1 if it caches single tokens.
+    pub block: usize,
+    /// The rows of prompt log-probabilities where a prefix was cached.
+    pub rows: RowShape,
+    /// The server reports how many tokens of a prompt were cached.
+    pub reports_hits: bool,
+    /// True if hits have been seen; `None` if that was not checked.
+    pub works: Option<bool>,
+}
+
+impl Default for PrefixCache {
+    fn default() -> Self {
+        Self { block: 1, rows: RowShape::Full, reports_hits: false, works: None }
+    }
+}
+
+/// The pages of a server that OpenAI's API lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// One renders a chat request to its prompt and sampling ([`Engine::prompt_step`]).
+    pub renders: bool,
+    /// One parses an output into the parts of a chat ([`Engine::parts_call`]).
+    pub derenders: bool,
+    /// One aborts an answer under way, which still ends with its usage ([`Engine::abort`]; vLLM
+    /// from 0.32).
+    pub aborts: bool,
+    /// The path at which it reports its load; `None` if it does not.
+    pub load: Option<&'static str>,
+}
+
+/// The output parsers of a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputParsing {
+    /// The output parsers that it was started with.
+    pub parsers: Parsers,
+    /// It reports that it was started without any, so its text is that of its tokens.
+    pub unparsed: bool,
+    /// Its unstreamed completions count reasoning tokens; its streams do not (SGLang with a
+    /// reasoning parser).
+    pub counts_reasoning: bool,
+}
+
+/// Tokens of the model's vocabulary that are no text, or may end one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Ids of the tokens that end an output; empty if the server does not report them.
+    pub eos: Vec<TokenId>,
+    /// Ids of the tokens that are no text, ascending; taken from the tokenizer, and empty as long
+    /// as that is not known.
+    pub special: Vec<TokenId>,
+    /// Ids of the tokens that may end an output, the special ones among them, ascending; as
+    /// [`Self::special`]. Where one may be next, only the engine itself can tell what follows.
+    pub may_end: Vec<TokenId>,
 }
 
 /// One server, as identified by its answers.
@@ -94,17 +144,8 @@ pub struct Engine {
     pub model: String,
     /// Its version, as it reports it.
     pub version: String,
-    /// Start time of its process, in microseconds of Unix time; `None` if it does not report that.
-    pub started: Option<u64>,
-    /// A number that its process drew when it started, instead of a start time; `None` if it shows
-    /// none. Unlike [`Self::started`] it is on a page that is only requested to recognise it.
-    pub process: Option<u64>,
-    /// The name of its process in each of its answers (`system_fingerprint`); `None` if they have
-    /// none.
-    pub mark: Option<String>,
-    /// The version of its weights, which may be replaced while it runs (SGLang); `None` if it does
-    /// not report one.
-    pub weights: Option<String>,
+    /// Marks by which an answer is known to be from this process.
+    pub process: ProcessMarks,
     /// Maximum tokens of prompt and output together; `None` if not known.
     pub context: Option<usize>,
     /// The verification methods that this server supports, best first; those for one request are
@@ -114,36 +155,21 @@ pub struct Engine {
     /// what is installed there, which no answer shows. Used only where the operator names them
     /// ([`Engine::enable_named`]).
     pub risky: Vec<VerifyMethod>,
-    /// Its values for fields that a client leaves out; `None` if they are not known.
-    pub defaults: Option<Defaults>,
-    /// Maximum output tokens, whatever a client asks for; `None` if the server has no such limit.
-    pub max_tokens: Option<u32>,
+    /// Its values for fields that a client leaves out.
+    pub defaults: ServerDefaults,
+    /// Maximum output tokens.
+    pub limits: OutputLimits,
     /// Inputs of the noise of a seeded request.
     pub noise: Noise,
-    /// Tokens per block of its prefix cache; 1 if it caches single tokens.
-    pub block: usize,
-    /// The rows of its prompt log-probabilities.
-    pub rows: RowShape,
-    /// Maximum prompts that it computes at once; `None` if not known.
-    pub lanes: Option<usize>,
-    /// It reports how many tokens of a prompt were cached.
-    pub reports_cached: bool,
-    /// An answer under way can be aborted by a call, and still ends with its usage
-    /// ([`super::Codec::abort`]; vLLM from 0.32).
-    pub aborts: bool,
-    /// Its unstreamed completions count reasoning tokens; its streams do not (SGLang with a
-    /// reasoning parser).
-    pub counts_reasoning: bool,
-    /// It renders a chat request to its prompt and sampling on a separate page
-    /// ([`super::Codec::prompt_ids_call`]).
-    pub renders: bool,
-    /// It parses an output into the parts of a chat on a separate page
-    /// ([`super::Codec::parts_call`]).
-    pub derenders: bool,
-    /// The output parsers that it was started with.
-    pub parsers: Parsers,
-    /// It reports that it was started without any, so its text is that of its tokens.
-    pub unparsed: bool,
+    /// Its prefix cache.
+    pub cache: PrefixCache,
+    /// Maximum prompts that it computes at once, each in a slot of a shared cache (llama.cpp);
+    /// `None` if it has no slots.
+    pub slots: Option<usize>,
+    /// Its pages that OpenAI's API lacks.
+    pub pages: Pages,
+    /// Its output parsers.
+    pub parsing: OutputParsing,
     /// A grammar goes on from the output that is sent with a request (the ONNX server), so that a
     /// draft is verified under the grammar of its position.
     pub continues_grammar: bool,
@@ -151,51 +177,18 @@ pub struct Engine {
     pub proposes: usize,
     /// Its speculative decoding is switched on.
     pub speculates: bool,
-    /// The sampling defaults of its chats, where these are those of the model and the operator has
-    /// named the file ([`super::Quirks::model_defaults`]); `None` otherwise.
-    pub chat_defaults: Option<Defaults>,
-    /// Fields that a client leaves out get the operator's values, which are not known here
-    /// (SGLang's `preferred_sampling_params`).
-    pub operator_defaults: bool,
-    /// Samplers that its operator has switched on. A client may switch one off for its request by a
-    /// field that later requests lack (llama.cpp).
-    pub operator_samplers: Vec<&'static str>,
     /// It marks its samples by tokens of the output, which are prompt in later requests (vLLM:
     /// `--watermark-config`).
     pub watermarks: bool,
-    /// It draws with one fixed seed where the client sends none.
-    pub seeded: bool,
-    /// Maximum output tokens where a client sets no limit; `None` if the server has no such limit.
-    pub default_tokens: Option<u32>,
-    /// It is known whether chats have such a limit (vLLM).
-    pub limit_known: bool,
-    /// The defaults are those of a model's file, as far as the server's answers confirm them;
-    /// `None` if it reports them itself, or they are not known.
-    pub confirmation: Option<Confirmation>,
-    /// Maximum tokens of one later plain request, where its answer is not streamed; `None` if it
-    /// is.
-    pub segment: Option<u32>,
-    /// Its treatment of an incomplete character at the end of the output.
-    pub broken_end: BrokenEnd,
-    /// True if cache hits of its prefix cache have been seen; `None` if that was not checked.
-    pub caches: Option<bool>,
-    /// The path at which it reports its load; `None` if it does not.
-    pub load_path: Option<&'static str>,
-    /// Ids of the tokens that end an output; empty if it does not report them.
-    pub eos: Vec<TokenId>,
-    /// Ids of the tokens that are no text, ascending; taken from the tokenizer, and empty as long
-    /// as that is not known.
-    pub special: Vec<TokenId>,
-    /// Ids of the tokens that may end an output, the special ones among them, ascending; as
-    /// [`Self::special`]. Where one may be next, only the engine itself can tell what follows.
-    pub may_end: Vec<TokenId>,
+    /// Tokens that are no text, or may end one.
+    pub tokens: SpecialTokens,
 }
 
 impl Engine {
     /// True if it identifies its process, so that a connection can be checked to lead to the same
     /// one.
     pub fn shows_itself(&self) -> bool {
-        self.started.is_some() || self.mark.is_some()
+        self.process.started.is_some() || self.process.fingerprint.is_some()
     }
 
     /// An engine of which only these three are known.
@@ -204,44 +197,22 @@ impl Engine {
             dialect,
             model: model.into(),
             version: version.into(),
-            started: None,
-            process: None,
-            mark: None,
-            weights: None,
+            process: ProcessMarks::default(),
             context: None,
             methods: Vec::new(),
             risky: Vec::new(),
-            defaults: None,
-            max_tokens: None,
+            defaults: ServerDefaults::default(),
+            limits: dialect.quirks().limits,
             noise: Noise::default(),
-            block: 1,
-            rows: RowShape::default(),
-            lanes: None,
-            reports_cached: false,
-            aborts: false,
-            counts_reasoning: false,
-            renders: false,
-            derenders: false,
-            parsers: Parsers::default(),
-            unparsed: false,
+            cache: PrefixCache::default(),
+            slots: None,
+            pages: Pages::default(),
+            parsing: OutputParsing::default(),
             continues_grammar: false,
             proposes: 0,
             speculates: false,
-            chat_defaults: None,
-            operator_defaults: false,
-            operator_samplers: Vec::new(),
             watermarks: false,
-            seeded: false,
-            default_tokens: None,
-            limit_known: false,
-            confirmation: None,
-            segment: None,
-            broken_end: BrokenEnd::default(),
-            caches: None,
-            load_path: None,
-            eos: Vec::new(),
-            special: Vec::new(),
-            may_end: Vec::new(),
+            tokens: SpecialTokens::default(),
         }
     }
 
@@ -255,8 +226,8 @@ impl Engine {
 
     /// The request's sampling with this server's defaults; true if nothing in it is a guess.
     pub fn sampling(&self, request: &Request) -> (Sampling, bool) {
-        let by_model = if request.route == Route::Chat { self.chat_defaults } else { None };
-        let (mut sampling, known) = match &self.defaults {
+        let by_model = if request.route == Route::Chat { self.defaults.chats } else { None };
+        let (mut sampling, known) = match &self.defaults.sampling {
             // The route of later requests has other defaults.
             None if let Some(defaults) = &by_model => {
                 (request.sampling.with_defaults(defaults).all_set(), true)
@@ -265,7 +236,7 @@ impl Engine {
             None => (request.sampling.clone(), request.sampling.sets_all()),
         };
         if self.continues_grammar
-            && self.parsers.tools == Some(ToolFormat::Hermes)
+            && self.parsing.parsers.tools == Some(ToolFormat::Hermes)
             && request.tools
             && !request.bars_tools
             && let Some(tools) = request.body.get("tools").and_then(Value::as_array)
@@ -277,17 +248,17 @@ impl Engine {
         (sampling, known)
     }
 
-    /// Reason why this request is not eligible here; `None` if it is.
-    pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
+    /// Reason why a request is not eligible, by what all engines have in common; `None` if it is.
+    fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) =
             self.refuses_grammar(request, sampling).or_else(|| self.refuses_rendered(request))
         {
             return Some(refused);
         }
-        if let Some(doubted) = self.confirmation.as_ref().and_then(|of| of.doubted(sampling)) {
+        if let Some(doubted) = self.defaults.confirmation.as_ref().and_then(|of| of.doubted(sampling)) {
             return Some(Refused::by(PassthroughReason::DefaultsUnknown, doubted));
         }
-        let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
+        let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.defaults.seeded);
         if seeded && self.noise == Noise::Call {
             let seed = sampling.seed.map_or("temperature", |_| "seed");
             return Some(Refused::by(PassthroughReason::Seed, seed));
@@ -300,7 +271,7 @@ impl Engine {
         if self.limit(request) == MaxTokens::Unknown {
             return Some(Refused::by(PassthroughReason::DefaultsUnknown, "max_tokens"));
         }
-        self.dialect.codec().refuses(self, request, sampling)
+        None
     }
 
     /// Reason for a request whose output a grammar binds: an engine applies it to the client's
@@ -325,13 +296,13 @@ impl Engine {
     /// whose answer needs an output parser; `None` if it is eligible.
     fn refuses_rendered(&self, request: &Request) -> Option<Refused> {
         // The first token comes with the prompt of exactly this request.
-        let is_reported = self.renders || self.reports_first_token(request);
+        let is_reported = self.pages.renders || self.reports_first_token(request);
         let unknown = if is_reported { None } else { request.rendered.first().copied() };
         unknown.or_else(|| {
             let tools = request.tools && !request.bars_tools;
-            let unparsed = tools && self.parsers.tools.is_none();
+            let unparsed = tools && self.parsing.parsers.tools.is_none();
             let stops = tools && !request.stop.is_empty();
-            let unparsed_message = tools && !request.stream && !self.derenders;
+            let unparsed_message = tools && !request.stream && !self.pages.derenders;
             let names = [(unparsed, "tools"), (stops, "stop"), (unparsed_message, "stream")];
             Refused::by_first(PassthroughReason::Tools, &names)
         })
@@ -339,11 +310,12 @@ impl Engine {
 
     /// Maximum output tokens of this request.
     pub fn limit(&self, request: &Request) -> MaxTokens {
-        let requested = match request.max_tokens {
-            Some(tokens) => MaxTokens::Tokens(tokens),
-            None => self.dialect.codec().max_tokens(self, request),
+        let requested = match (request.max_tokens, request.route) {
+            (Some(tokens), _) => MaxTokens::Tokens(tokens),
+            (None, Route::Completions) => self.limits.completion,
+            (None, Route::Chat) => self.limits.chat,
         };
-        match (requested, self.max_tokens) {
+        match (requested, self.limits.most) {
             (MaxTokens::Tokens(tokens), Some(most)) => MaxTokens::Tokens(tokens.min(most)),
             (MaxTokens::Context, Some(most)) => MaxTokens::Tokens(most),
             (requested, _) => requested,
@@ -352,51 +324,86 @@ impl Engine {
 
     /// The verification methods that are exact for this request, best first; `sampling` and
     /// `settled` as [`Self::sampling`] returns them.
-    pub fn methods_for(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
-        self.dialect.codec().methods_for(self, request, sampling, settled)
+    ///
+    /// # Errors
+    /// The request is not eligible here.
+    pub fn methods_for(
+        &self,
+        request: &Request,
+        sampling: &Sampling,
+        settled: bool,
+    ) -> Result<Vec<VerifyMethod>, Refused> {
+        match self.refuses(request, sampling) {
+            Some(refused) => Err(refused),
+            None => self.dialect.codec().methods(self, request, sampling, settled),
+        }
     }
 
-    /// See [`super::Codec::first_request`].
+    /// The client's request as a stream with what Foretell needs to know. `prediction` is used by
+    /// Foretell and not sent. `seed` may be sent if the client sent none, so that a model drafter
+    /// can share the noise.
     pub fn first_request(&self, request: &Request, seed: u64) -> Call {
-        self.dialect.codec().first_request(self, request, seed)
+        let mut body = request.body.clone();
+        body.shift_remove("prediction");
+        body.insert("stream".into(), Value::Bool(true));
+        body.insert("stream_options".into(), self.quirks().usage.stream_options());
+        for (name, value) in self.additions(request, seed).members {
+            body.insert(name.to_owned(), value);
+        }
+        Call { path: request.route.path(), body: shared::bytes(&body) }
     }
 
-    /// See [`super::Codec::reports_first_token`].
-    pub fn reports_first_token(&self, request: &Request) -> bool {
-        self.dialect.codec().reports_first_token(self, request)
-    }
-
-    /// See [`super::Codec::first_token_request`].
-    pub fn first_token_request(&self, request: &Request) -> Call {
-        self.dialect.codec().first_token_request(self, request)
-    }
-
-    /// See [`super::Codec::additive`].
+    /// The traces of [`Self::first_request`], to be taken out of the answer.
     pub fn additive(&self, request: &Request) -> Additive {
-        self.dialect.codec().additive(self, request)
+        self.additions(request, 0).traces
     }
 
-    /// See [`super::Codec::prompt_ids_call`].
-    pub fn prompt_ids_call(&self, request: &Request) -> Option<Call> {
-        self.dialect.codec().prompt_ids_call(self, request)
+    fn additions(&self, request: &Request, seed: u64) -> Additions {
+        self.dialect.codec().additions(self, request, seed)
     }
 
-    /// See [`super::Codec::read_prompt_answer`].
+    /// The constant properties of its kind.
+    pub fn quirks(&self) -> &'static Quirks {
+        self.dialect.quirks()
+    }
+
+    /// True if the first call of a request on this route brings, or leads to, the ids of its
+    /// tokens; otherwise the request decodes plainly to its end.
+    pub fn reports_ids(&self, request: &Request) -> bool {
+        let streamed = request.route == Route::Completions || self.quirks().chat_ids == ChatIds::Streamed;
+        streamed || self.reports_first_token(request)
+    }
+
+    /// True if the first token of this chat comes with its ids and those of the prompt as a
+    /// separate answer ([`crate::first_token`]), and nothing but a text is made of the tokens.
+    /// Usage on every event would have to be made up.
+    pub fn reports_first_token(&self, request: &Request) -> bool {
+        let counts = request.stream && request.continuous_usage;
+        request.route == Route::Chat
+            && self.quirks().chat_ids == ChatIds::Unstreamed
+            && self.parsing.unparsed
+            && !request.tools
+            && !counts
+    }
+
+    /// See [`super::Codec::prompt_step`].
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub fn read_prompt_answer(&self, request: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
-        self.dialect.codec().read_prompt_answer(self, request, body)
+    pub fn prompt_step(&self, request: &Request, answer: Option<&[u8]>) -> Result<PromptStep, Unreadable> {
+        self.dialect.codec().prompt_step(self, request, answer)
     }
 
-    /// See [`super::Codec::parts_call`].
+    /// The call in which the engine itself parses an output into the parts of a chat that is not
+    /// streamed; `None` if it has no such page. `output` lacks the token that ended it.
     pub fn parts_call(&self, request: &Request, prompt: &[TokenId], output: &[TokenId]) -> Option<Call> {
-        self.dialect.codec().parts_call(self, request, prompt, output)
+        self.pages.derenders.then(|| shared::parts_call(request, prompt, output))
     }
 
-    /// See [`super::Codec::abort`].
+    /// The call that aborts an answer under way such that its stream still ends with its usage;
+    /// `None` if the engine has no such page. `request_id`: the `x-request-id` of the request.
     pub fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
-        if self.aborts { self.dialect.codec().abort(route, request_id) } else { None }
+        self.pages.aborts.then(|| shared::abort_call(route, request_id))
     }
 
     /// See [`super::Codec::plain_request`].
@@ -408,8 +415,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
-        self.dialect.codec().chunk(self, kind, event)
+    pub fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
+        self.dialect.codec().chunk(kind, event)
     }
 
     /// The calls that verify a draft, together at most `bytes_max` bytes.
@@ -430,9 +437,21 @@ impl Engine {
         self.dialect.codec().warm(self, round)
     }
 
-    /// See [`super::Codec::retry`].
+    /// The same round with those nodes only that are decided whatever the engine has cached, where
+    /// `request` decided nothing; `None` if these are all, so that the next method is tried.
     pub fn retry(&self, round: &Round<'_>, request: &VerifyRequest) -> Option<VerifyRequest> {
-        self.dialect.codec().retry(self, round, request)
+        if request.decidable >= request.nodes {
+            return None;
+        }
+        let mut draft = round.draft.clone();
+        draft.truncate(request.decidable);
+        self.dialect.codec().verify(self, &Round { draft: &draft, ..*round }).ok()
+    }
+
+    /// True if an answer without a verification result only means that this method cannot decide
+    /// here, so that the next one is tried.
+    pub fn is_undecided(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
+        self.quirks().undecided.is_some_and(|undecided| undecided.is(method, status, body))
     }
 
     /// See [`super::Codec::result`].

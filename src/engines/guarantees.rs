@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::{Dialect, Engine, Usual};
+use super::{Dialect, Engine, OutputParsing, PrefixCache, ServerDefaults, SpecialTokens, Usual};
 use foretell_core::words::{PassthroughReason, VerifyMethod};
 use foretell_wire::openai::parameters::{Field, Owner, TABLE, Treatment};
 use foretell_wire::openai::{Defaults, Judgement, Route, judge};
@@ -22,14 +22,12 @@ fn engines() -> Vec<Engine> {
             methods: methods.to_vec(),
             noise,
             context: Some(32_768),
-            defaults: Some(Defaults::OPENAI),
-            lanes: Some(16),
-            caches: Some(true),
-            reports_cached: true,
-            special: vec![0],
-            may_end: vec![0],
+            defaults: ServerDefaults { sampling: Some(Defaults::OPENAI), ..ServerDefaults::default() },
+            slots: Some(16),
+            cache: PrefixCache { reports_hits: true, works: Some(true), ..PrefixCache::default() },
+            tokens: SpecialTokens { eos: Vec::new(), special: vec![0], may_end: vec![0] },
             continues_grammar,
-            unparsed: true,
+            parsing: OutputParsing { unparsed: true, ..OutputParsing::default() },
             ..Engine::new(dialect, MODEL, "1")
         })
     };
@@ -56,15 +54,14 @@ impl Fate {
             Judgement::Passthrough { reason, .. } => return Self::Passthrough(reason),
         };
         let (sampling, settled) = engine.sampling(&request);
-        if let Some(refused) = engine.refuses(&request, &sampling) {
-            return Self::Passthrough(refused.reason);
-        }
-        let has_ids = engine.dialect.codec().reports_ids(route);
-        if !has_ids && !engine.reports_first_token(&request) {
+        let methods = match engine.methods_for(&request, &sampling, settled) {
+            Ok(methods) => methods,
+            Err(refused) => return Self::Passthrough(refused.reason),
+        };
+        if !engine.reports_ids(&request) {
             return Self::Plain;
         }
-        let first = engine.methods_for(&request, &sampling, settled).first().copied();
-        match first {
+        match methods.first().copied() {
             Some(method) => Self::Speculates(method),
             None if settled => Self::Passthrough(PassthroughReason::NoVerifyMethod),
             None => Self::Passthrough(PassthroughReason::DefaultsUnknown),
@@ -264,7 +261,7 @@ never dropped.
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Noise;
+    use crate::{Noise, Pages};
     use foretell_parsers::parse::{Parsers, ToolFormat};
 
     #[test]
@@ -288,7 +285,8 @@ mod tests {
         ];
         let parsers = Parsers { tools: Some(ToolFormat::Hermes), reasoning: None };
         for engine in engines() {
-            let engine = Engine { renders: true, derenders: true, parsers, ..engine };
+            let pages = Pages { renders: true, derenders: true, ..engine.pages };
+            let engine = Engine { pages, parsing: OutputParsing { parsers, ..engine.parsing }, ..engine };
             for (more, stream) in bound.iter().flat_map(|more| [(more, false), (more, true)]) {
                 let mut body = plain(Route::Chat, 0.0);
                 body.insert("stream".to_owned(), json!(stream));

@@ -10,6 +10,7 @@ mod chunk;
 pub mod confirm;
 mod confirmation;
 pub mod engine;
+pub mod first_token;
 pub mod guarantees;
 pub mod llamacpp;
 pub mod onnx;
@@ -29,16 +30,22 @@ use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
 use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, GenerationConfig, Request, Route, Sampling};
+use foretell_wire::openai::{Additive, Event, Request, Route, Sampling};
 
 use body::Ids;
-pub use chunk::{Chunk, FirstToken};
-use confirm::Confirmer;
+pub use chunk::Chunk;
 pub use confirmation::{Confirmation, END_TOKENS, MAX_TOKENS};
-pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
+pub use engine::{
+    Engine, OutputParsing, Pages, PrefixCache, ProcessMarks, RowShape, ServerDefaults, SpecialTokens,
+};
+pub use first_token::FirstToken;
 pub use origin::Origin;
-pub use quirks::{Quirks, StopQuirks, UsageQuirks, Usual};
+pub use quirks::{
+    AnswerQuirks, BrokenEnd, ChatIds, MaxTokens, ModelDefaults, Noise, OutputLimits, ProbeQuirks, Quirks,
+    StopQuirks, Tokenize, Undecided, UsageQuirks, Usual,
+};
 pub use recognise::{Answers, Foreign, Question};
+pub use shared::Load;
 
 /// True if the page at `path` renders requests or parses outputs: a server without the model, such
 /// as `vllm launch render`, has it too.
@@ -210,12 +217,30 @@ pub struct Call {
 }
 
 /// The verify requests of a draft: all calls have to be answered, in any order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct VerifyRequest {
     /// The calls, in the order in which their answers are read.
     pub calls: Vec<Call>,
     /// Number of the draft's nodes that they verify, from the first on.
     pub nodes: usize,
+    /// Number of these that are decided whatever the engine has cached, from the first on.
+    pub decidable: usize,
+}
+
+impl VerifyRequest {
+    /// One call that decides all of `nodes` nodes.
+    pub fn one(call: Call, nodes: usize) -> Self {
+        Self { calls: vec![call], nodes, decidable: nodes }
+    }
+}
+
+/// Members that are added to the client's request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Additions {
+    /// Members of the request.
+    pub members: Vec<(&'static str, Value)>,
+    /// The members that they add to the answer.
+    pub traces: Additive,
 }
 
 /// Reason why this engine cannot verify a draft by this method.
@@ -251,9 +276,13 @@ pub enum RequestKind {
     Later,
 }
 
-/// The answer to a call for the prompt's ids, concurrent with the first call.
+/// One step to the ids of a prompt, concurrent with the first call.
 #[derive(Clone, Debug, PartialEq)]
-pub enum PromptAnswer {
+pub enum PromptStep {
+    /// The first call brings them, or nothing can.
+    Nothing,
+    /// A call has to be made.
+    Call(Call),
     /// The ids of the prompt.
     Prompt(Vec<TokenId>),
     /// The request as the engine renders it.
@@ -263,41 +292,17 @@ pub enum PromptAnswer {
         /// A grammar constrains its sampling.
         has_grammar: bool,
     },
-    /// One more call has to be made.
-    Call(Call),
 }
 
 /// Builds the calls to one kind of engine, and reads its answers. The identified engine is an
-/// argument everywhere.
+/// argument wherever it matters.
 pub trait Codec: Sync {
     /// The constant properties of the engine.
-    fn quirks(&self) -> &'static Quirks {
-        &Quirks::COMMON
-    }
-
-    /// True if the first call of a request on this route brings, or leads to, the ids of its
-    /// tokens; otherwise the request decodes plainly to its end.
-    fn reports_ids(&self, route: Route) -> bool {
-        let _ = route;
-        true
-    }
+    fn quirks(&self) -> &'static Quirks;
 
     /// Further questions to the server about itself, given its answers so far; empty when all is
     /// known. Every question must be safe on every version and cost at most one token.
     fn questions(&self, answers: &Answers) -> Vec<Question>;
-
-    /// The confirmation of defaults that the engine does not report, where it may take them from
-    /// this file; `None` where it reports them, or never takes any. `text`: ids of real text.
-    fn confirmer(
-        &self,
-        engine: &Engine,
-        config: &GenerationConfig,
-        text: &[TokenId],
-        seed: u64,
-    ) -> Option<Confirmer> {
-        let _ = (engine, config, text, seed);
-        None
-    }
 
     /// The engine that gave these answers.
     ///
@@ -305,118 +310,54 @@ pub trait Codec: Sync {
     /// [`Foreign`]: the answers lack something that has to be known to verify there.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
-    /// Path of the page that reports the start time; `None` if none does.
-    fn start_page(&self) -> Option<&'static str> {
-        None
+    /// Reason why a verification method is not among those of the engine that gave these answers.
+    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
+        let _ = (answers, method);
+        "this engine has no such verification method".to_owned()
     }
 
-    /// Reason why this engine cannot carry this request exactly by any verification method; `None`
-    /// if it can. `sampling` is the effective one.
-    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused>;
-
-    /// The verification methods that are exact for this request, best first: all of the engine's,
-    /// unless the dialect says otherwise. `sampling` is the effective one; `settled`: nothing in it
-    /// is a guess about the server's defaults.
-    fn methods_for(
+    /// The verification methods that are exact for this request, best first. `sampling` is the
+    /// effective one; `settled`: nothing in it is a guess about the server's defaults.
+    ///
+    /// # Errors
+    /// No method can carry the request exactly.
+    fn methods(
         &self,
         engine: &Engine,
         request: &Request,
         sampling: &Sampling,
         settled: bool,
-    ) -> Vec<VerifyMethod> {
-        let _ = (request, sampling, settled);
-        engine.methods.clone()
+    ) -> Result<Vec<VerifyMethod>, Refused>;
+
+    /// The additions to the client's request. `seed` may be sent if the client sent none.
+    fn additions(&self, engine: &Engine, request: &Request, seed: u64) -> Additions;
+
+    /// Completes an unstreamed answer that has the form of a stream's chunk: adds the members that
+    /// only such answers have, each with the value that it has if it does not apply, and sorts all.
+    fn complete(&self, engine: &Engine, route: Route, answer: &mut Value) {
+        let _ = (engine, route, answer);
     }
 
-    /// Maximum output tokens of this request if the client sets no limit.
-    fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
-
-    /// The client's request with the additive fields that this dialect needs. `seed` may be sent if
-    /// the client sent none, so that a model drafter can share the noise.
-    fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
-
-    /// True if the first token of this chat comes with its ids and those of the prompt as a
-    /// separate answer, where streams report none ([`Codec::reports_ids`]), and nothing but a text
-    /// is made of the tokens.
-    fn reports_first_token(&self, engine: &Engine, request: &Request) -> bool {
-        let _ = (engine, request);
-        false
-    }
-
-    /// The client's chat as one answer of one token with its ids, where
-    /// [`Codec::reports_first_token`].
-    fn first_token_request(&self, engine: &Engine, request: &Request) -> Call {
-        self.first_request(engine, request, 0)
-    }
-
-    /// Reads the answer to [`Codec::first_token_request`]; `None` if the server broke it off.
+    /// The next step to the prompt's ids, or to whether a grammar constrains the sampling: the
+    /// first one, or the one after `answer`. Where [`Pages::renders`], it is only taken for a
+    /// request whose prompt or sampling may depend on more than its text: the first event of the
+    /// answer has the prompt's ids too, but does not report a grammar.
     ///
     /// # Errors
-    /// It is not as expected, and no other answer of this server will be.
-    fn first_token(&self, answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
-        let _ = answer;
-        Err(Unreadable("no first token is requested"))
-    }
-
-    /// The fields that [`Codec::first_request`] added, to be taken out of the answer.
-    fn additive(&self, engine: &Engine, request: &Request) -> Additive;
-
-    /// Members that this engine puts into an unstreamed answer, or (`unstreamed` is false) into the
-    /// last chunk of a stream, and not into the first chunk, which is the template for all else;
-    /// each with the value that it has if it does not apply. `null` if there are none. See
-    /// [`foretell_wire::openai::fill`].
-    fn last_members(&self, engine: &Engine, route: Route, unstreamed: bool) -> Value {
-        let _ = (engine, route, unstreamed);
-        Value::Null
-    }
-
-    /// Corrects an unstreamed answer where [`Codec::last_members`] does not suffice.
-    fn complete(&self, answer: &mut Value) {
-        let _ = answer;
-    }
-
-    /// The call that brings the prompt's ids, or whether a grammar constrains the sampling; `None`
-    /// if the first call brings them, or nothing can. Where [`Engine::renders`], only for a request
-    /// whose prompt or sampling may depend on more than its text: the first event of the answer has
-    /// the prompt's ids too, but does not report a grammar.
-    fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
-        let is_needed = engine.renders && !request.rendered.is_empty();
-        is_needed.then(|| shared::render_call(request))
-    }
-
-    /// Reads the answer to a call of [`Codec::prompt_ids_call`], or of [`PromptAnswer::Call`].
-    ///
-    /// # Errors
-    /// [`Unreadable`]: it has neither ids nor what the next call needs.
-    fn read_prompt_answer(
+    /// [`Unreadable`]: the answer has neither ids nor what the next call needs.
+    fn prompt_step(
         &self,
         engine: &Engine,
         request: &Request,
-        body: &[u8],
-    ) -> Result<PromptAnswer, Unreadable> {
-        let _ = (engine, request);
-        shared::read_render(body)
-    }
-
-    /// The call in which the engine itself parses an output into the parts of a chat that is not
-    /// streamed, where [`Engine::derenders`]; `None` if it has no such call. `output` lacks the
-    /// token that ended it.
-    fn parts_call(
-        &self,
-        engine: &Engine,
-        request: &Request,
-        prompt: &[TokenId],
-        output: &[TokenId],
-    ) -> Option<Call> {
-        engine.derenders.then(|| shared::parts_call(request, prompt, output))
-    }
-
-    /// The call that aborts an answer under way such that its stream still ends with its usage,
-    /// where [`Engine::aborts`]; `None` if the engine has no such call. `request_id`: the
-    /// `x-request-id` of the request.
-    fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
-        let _ = (route, request_id);
-        None
+        answer: Option<&[u8]>,
+    ) -> Result<PromptStep, Unreadable> {
+        match answer {
+            Some(body) => shared::read_render(body),
+            None if engine.pages.renders && !request.rendered.is_empty() => {
+                Ok(PromptStep::Call(shared::render_call(request)))
+            }
+            None => Ok(PromptStep::Nothing),
+        }
     }
 
     /// A plain request of at most `max_tokens` output tokens that continues from the complete
@@ -433,7 +374,7 @@ pub trait Codec: Sync {
     ///
     /// # Errors
     /// [`Unreadable`]: it carries an error, or has another form.
-    fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable>;
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable>;
 
     /// The calls that verify a draft.
     ///
@@ -453,20 +394,6 @@ pub trait Codec: Sync {
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable>;
 
-    /// True if an answer without a verification result only means that this method cannot decide
-    /// here, so that the next one is tried.
-    fn is_undecided(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
-        let _ = (method, status, body);
-        false
-    }
-
-    /// The same round by the same method, changed so that it can be decided where `request` decided
-    /// nothing; `None` if there is no such change, so that the next method is tried.
-    fn retry(&self, engine: &Engine, round: &Round<'_>, request: &VerifyRequest) -> Option<VerifyRequest> {
-        let _ = (engine, round, request);
-        None
-    }
-
     /// A call to be made once before the first round of a session, so that the engine computes the
     /// context for all of the round's prompts together; `None` where that would not help. Its
     /// answer is not used.
@@ -475,34 +402,6 @@ pub trait Codec: Sync {
         None
     }
 
-    /// The rows that this answer to a scored prompt of `prompt` tokens lists, a prefix of which was
-    /// cached; `None` if it does not show that.
-    fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
-        let _ = (prompt, body);
-        None
-    }
-
-    /// Reason why a verification method is not among those of the engine that gave these answers.
-    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
-        let _ = (answers, method);
-        "this engine has no such verification method".to_owned()
-    }
-
-    /// The question for the ids of a text, without special tokens; `None` if there is none.
-    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
-        let _ = (engine, text);
-        None
-    }
-
-    /// Reads the answer to [`Codec::tokenize`]; `None` if it has no ids.
-    fn tokens(&self, body: &[u8]) -> Option<Vec<TokenId>> {
-        let answer: Value = serde_json::from_slice(body).ok()?;
-        shared::ids(answer.get("tokens")?)
-    }
-
-    /// Reads the answer at [`Engine::load_path`]; `None` if it cannot be read.
-    fn load(&self, body: &str) -> Option<Load> {
-        let _ = body;
-        None
-    }
+    /// Reads the answer at [`Pages::load`]; `None` if it cannot be read.
+    fn load(&self, body: &str) -> Option<Load>;
 }

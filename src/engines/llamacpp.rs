@@ -23,20 +23,21 @@ use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, client_fields};
 use super::{
-    Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, StopQuirks, Unreadable, UsageQuirks, Usual,
-    VerifyRequest,
+    Additions, AnswerQuirks, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load,
+    MaxTokens, Noise, OutputLimits, Pages, PrefixCache, ProbeQuirks, PromptStep, Question, Quirks, Refusal,
+    RequestKind, Round, ServerDefaults, StopQuirks, Tokenize, Unreadable, UsageQuirks, Usual, VerifyRequest,
 };
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
+use foretell_wire::openai::{
+    Additive, Defaults, Event, Prompt, Request, Route, Sampling, SamplingField, UsageText, order,
+};
 use foretell_wire::translation::Thinking;
 
 const COMPLETION: &str = "/completion";
 const TEMPLATE: &str = "/apply-template";
-const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 const SLOTS: &str = "/slots";
 /// Tokens of one plain request by ids: its text comes at once at its end.
@@ -65,12 +66,19 @@ const QUIRKS: Quirks = Quirks {
     cache_setting: Some(
         "its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots",
     ),
-    fills_slots: true,
+    probe: ProbeQuirks { fills_slots: true, ..ProbeQuirks::COMMON },
     thinking: Thinking::TemplateAndBudget,
     has_other_apis: true,
-    bare_end: true,
-    json_type: "application/json; charset=utf-8",
-    time_report: Some("timings"),
+    answers: AnswerQuirks {
+        json_type: "application/json; charset=utf-8",
+        bare_end: true,
+        time_report: Some("timings"),
+        broken_end: BrokenEnd::OmittedInStreams,
+        ..AnswerQuirks::COMMON
+    },
+    tokenize: Some(Tokenize::Content),
+    limits: OutputLimits { completion: MaxTokens::Context, ..OutputLimits::OPENAI },
+    segment: Some(SEGMENT),
     stops: StopQuirks { order: StopOrder::FirstBegun, ..StopQuirks::COMMON },
     usage: UsageQuirks {
         unrequested: Some(Route::Completions),
@@ -103,109 +111,105 @@ impl Codec for LlamaCpp {
         // A single slot computes one prompt after the other.
         let methods = if slots > 1 && !remembers(&params) { vec![VerifyMethod::FanOut] } else { vec![] };
         let most = params.get("n_predict").and_then(Value::as_u64).and_then(|most| u32::try_from(most).ok());
+        let most = most.map_or(MaxTokens::Context, MaxTokens::Tokens);
+        let defaults = ServerDefaults {
+            sampling: defaults(&params),
+            samplers: operator_samplers(&params),
+            seeded: number("seed").is_some_and(|seed| seed >= 0.0 && seed as u64 != RANDOM_SEED),
+            ..ServerDefaults::default()
+        };
+        let load = [METRICS, SLOTS].into_iter().find(|path| answers.status(path) == Some(200));
         Ok(Engine {
             context: usize::try_from(context).ok(),
             methods,
-            defaults: defaults(&params),
-            default_tokens: most,
-            operator_samplers: operator_samplers(&params),
+            defaults,
+            limits: OutputLimits { most: None, completion: most, chat: most },
             noise: Noise::Call,
-            seeded: number("seed").is_some_and(|seed| seed >= 0.0 && seed as u64 != RANDOM_SEED),
-            lanes: usize::try_from(slots).ok(),
-            reports_cached: true,
+            slots: usize::try_from(slots).ok(),
+            cache: PrefixCache { reports_hits: true, ..PrefixCache::default() },
             speculates: speculative || native.is_some_and(|kind| kind != "none"),
-            segment: Some(SEGMENT),
-            broken_end: BrokenEnd::OmittedInStreams,
-            load_path: [METRICS, SLOTS].into_iter().find(|path| answers.status(path) == Some(200)),
+            pages: Pages { load, ..Pages::default() },
             ..Engine::new(Dialect::LlamaCpp, model, answers.word(PROPS, "/build_info").unwrap_or_default())
         })
     }
 
-    /// This server ignores parameters of other servers silently. Where the first call of a chat
-    /// overwrites a parameter of the client's, the server's error about the client's value would be
-    /// lost.
-    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
-        let fields = &request.sampling;
-        let penalized = fields.set_by_client.has(foretell_wire::openai::SamplingField::RepetitionPenalty)
-            && fields.penalizes_repetition();
-        let replaced = |name: &str| {
-            request.route == Route::Chat && request.body.get(name).is_some_and(|value| !value.is_null())
-        };
-        let parameters = [
-            (penalized, "repetition_penalty"),
-            (sampling.min_tokens > 0, "min_tokens"),
-            (request.include_stop, "include_stop_str_in_output"),
-            (request.return_token_ids, "return_token_ids"),
-            (!request.stop_token_ids.is_empty(), "stop_token_ids"),
-            (replaced("n_probs"), "n_probs"),
-            (replaced("top_logprobs"), "top_logprobs"),
-        ];
-        let sets = |name: &&str| request.body.get(*name).is_some_and(|value| !value.is_null());
-        let switched_off = engine.operator_samplers.iter().copied().find(sets);
-        Refused::by_first(PassthroughReason::Parameter, &parameters)
-            .or_else(|| switched_off.map(|name| Refused::by(PassthroughReason::Parameter, name)))
+    fn methods(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        sampling: &Sampling,
+        _: bool,
+    ) -> Result<Vec<VerifyMethod>, Refused> {
+        match refused(engine, request, sampling) {
+            Some(refused) => Err(refused),
+            None => Ok(engine.methods.clone()),
+        }
     }
 
-    fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {
-        engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens)
-    }
-
-    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
-        let mut body = shared::streamed(request, json!({ "include_usage": true }));
-        let more: &[(&str, Value)] = match request.route {
-            Route::Completions => &[("verbose", json!(true)), ("timings_per_token", json!(true))],
+    fn additions(&self, _: &Engine, request: &Request, _: u64) -> Additions {
+        type Members = &'static [&'static str];
+        let (members, top, choice): (_, Members, Members) = match request.route {
+            Route::Completions => (vec![("verbose", json!(true))], &["__verbose", "timings"], &[]),
             // Log-probabilities after sampling cost nothing; those before it are a pass over the
             // vocabulary.
-            Route::Chat => &[
-                ("logprobs", json!(true)),
-                ("top_logprobs", json!(1)),
-                ("post_sampling_probs", json!(true)),
-                ("timings_per_token", json!(true)),
-            ],
+            Route::Chat => (
+                vec![
+                    ("logprobs", json!(true)),
+                    ("top_logprobs", json!(1)),
+                    ("post_sampling_probs", json!(true)),
+                ],
+                &["timings"],
+                &["logprobs"],
+            ),
         };
-        body.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-        Call { path: request.route.path(), body: bytes(&body) }
-    }
-
-    fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        let (members, choice): (&[_], &[_]) = match request.route {
-            Route::Completions => (&["__verbose", "timings"], &[]),
-            Route::Chat => (&["timings"], &["logprobs"]),
+        let traces = Additive {
+            usage: !request.include_usage,
+            token_ids: true,
+            members: top,
+            choice,
+            ..Additive::default()
         };
-        Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
+        Additions {
+            members: members.into_iter().chain([("timings_per_token", json!(true))]).collect(),
+            traces,
+        }
     }
 
     /// A chat's choice is written in alphabetical order, as its objects are; an event's has it
     /// already.
-    fn complete(&self, answer: &mut Value) {
+    fn complete(&self, _: &Engine, _: Route, answer: &mut Value) {
         if answer.pointer("/choices/0/message").is_some() {
             order(answer.pointer_mut("/choices/0"), &["finish_reason", "index", "message"]);
         }
         order(Some(answer), &ANSWER);
     }
 
-    fn prompt_ids_call(&self, _: &Engine, request: &Request) -> Option<Call> {
-        match &request.prompt {
-            Prompt::Ids(_) => None,
-            Prompt::Text(text) => Some(tokenize(text, true)),
-            Prompt::Messages(_) => Some(Call { path: TEMPLATE, body: bytes(&request.body) }),
-        }
-    }
-
-    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+    fn prompt_step(
+        &self,
+        _: &Engine,
+        request: &Request,
+        answer: Option<&[u8]>,
+    ) -> Result<PromptStep, Unreadable> {
+        let Some(body) = answer else {
+            return Ok(match &request.prompt {
+                Prompt::Ids(_) => PromptStep::Nothing,
+                Prompt::Text(text) => PromptStep::Call(tokenize(text)),
+                Prompt::Messages(_) => PromptStep::Call(Call { path: TEMPLATE, body: bytes(&request.body) }),
+            });
+        };
         let answer: Value = serde_json::from_slice(body).map_err(|_| Unreadable("not JSON"))?;
         if let Some(text) = answer.get("prompt").and_then(Value::as_str) {
-            return Ok(PromptAnswer::Call(tokenize(text, true)));
+            return Ok(PromptStep::Call(tokenize(text)));
         }
         let tokens = answer.get("tokens").and_then(shared::ids);
-        tokens.map(PromptAnswer::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
+        tokens.map(PromptStep::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         native(context, &[Vec::new()], max_tokens, sampling)
     }
 
-    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
         match kind {
             RequestKind::First => first_chunk(event),
             RequestKind::Later => unstreamed_chunk(event),
@@ -221,7 +225,7 @@ impl Codec for LlamaCpp {
             return Err(Refusal::NoRoom(round.context.len()));
         }
         let paths = shared::paths(round.draft, nodes);
-        Ok(VerifyRequest { calls: vec![native(&round.context, &paths, 1, round.sampling)], nodes })
+        Ok(VerifyRequest::one(native(&round.context, &paths, 1, round.sampling), nodes))
     }
 
     fn result(
@@ -281,11 +285,6 @@ impl Codec for LlamaCpp {
         Some(Call { path: COMPLETION, body: body.end() })
     }
 
-    fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
-        let body = json!({ "content": text, "add_special": false, "parse_special": true });
-        Some(Question::post(TOKENIZE, body))
-    }
-
     fn load(&self, body: &str) -> Option<Load> {
         if let Ok(slots) = serde_json::from_str::<Vec<Slot>>(body) {
             let running = slots.iter().filter(|slot| slot.is_processing).count();
@@ -295,6 +294,29 @@ impl Codec for LlamaCpp {
         let kv = ["llamacpp:kv_cache_usage_ratio"];
         shared::load(body, "llamacpp:requests_processing", "llamacpp:requests_deferred", &kv)
     }
+}
+
+/// Reason why the engine cannot carry this request exactly. This server ignores parameters of other
+/// servers silently. Where the first call of a chat overwrites a parameter of the client's, the
+/// server's error about the client's value would be lost.
+fn refused(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+    let fields = &request.sampling;
+    let penalized =
+        fields.set_by_client.has(SamplingField::RepetitionPenalty) && fields.penalizes_repetition();
+    let sets = |name: &str| request.body.get(name).is_some_and(|value| !value.is_null());
+    let replaced = |name: &str| request.route == Route::Chat && sets(name);
+    let parameters = [
+        (penalized, "repetition_penalty"),
+        (sampling.min_tokens > 0, "min_tokens"),
+        (request.include_stop, "include_stop_str_in_output"),
+        (request.return_token_ids, "return_token_ids"),
+        (!request.stop_token_ids.is_empty(), "stop_token_ids"),
+        (replaced("n_probs"), "n_probs"),
+        (replaced("top_logprobs"), "top_logprobs"),
+    ];
+    let switched_off = engine.defaults.samplers.iter().copied().find(|name| sets(name));
+    Refused::by_first(PassthroughReason::Parameter, &parameters)
+        .or_else(|| switched_off.map(|name| Refused::by(PassthroughReason::Parameter, name)))
 }
 
 #[derive(Deserialize)]
@@ -351,14 +373,15 @@ fn defaults(params: &Value) -> Option<Defaults> {
 /// tokens than the KV cache that the slots share, because the server makes room there by failing
 /// other requests.
 fn room(engine: &Engine, context: &Context<'_>) -> usize {
-    let slots = engine.lanes.unwrap_or(1);
+    let slots = engine.slots.unwrap_or(1);
     let fit = engine.context.map_or(slots, |most| most / context.len().max(1));
     slots.min(fit).saturating_sub(1)
 }
 
-fn tokenize(text: &str, add_special: bool) -> Call {
-    let body = json!({ "content": text, "add_special": add_special, "parse_special": true });
-    Call { path: TOKENIZE, body: bytes(&body) }
+/// The call for the ids of a prompt.
+fn tokenize(text: &str) -> Call {
+    let body = json!({ "content": text, "add_special": true, "parse_special": true });
+    Call { path: shared::TOKENIZE, body: bytes(&body) }
 }
 
 /// A prompt of ids for each path that may follow the context, on llama.cpp's native route, not
@@ -380,19 +403,37 @@ fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &S
     Call { path: COMPLETION, body: body.end() }
 }
 
+/// The answer of the native route, within one of OpenAI's.
+#[derive(Deserialize)]
+struct Native {
+    tokens: Option<Vec<TokenId>>,
+    tokens_predicted: Option<u32>,
+    tokens_evaluated: Option<u32>,
+}
+
+/// Log-probabilities of a chat, of which only the ids are read.
+#[derive(Deserialize)]
+struct Logprobs {
+    content: Vec<SampledToken>,
+}
+
+#[derive(Deserialize)]
+struct SampledToken {
+    id: TokenId,
+}
+
 /// One event of OpenAI's routes.
-fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
+fn first_chunk(event: &Event) -> Result<Chunk, Unreadable> {
     let mut chunk = shared::chunk(event)?;
-    let count = |value: Option<&Value>| value.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
-    let timings = event.get("timings").and_then(|timings| Timings::deserialize(timings).ok());
-    if let Some(native) = event.get("__verbose") {
-        chunk.tokens = native.get("tokens").and_then(shared::ids).unwrap_or_default();
-        chunk.count = count(native.get("tokens_predicted"));
-        chunk.prompt_count = count(native.get("tokens_evaluated"));
+    let timings: Option<Timings> = event.top().read("timings");
+    if let Some(native) = event.top().read::<Native>("__verbose") {
+        chunk.tokens = native.tokens.unwrap_or_default();
+        chunk.count = native.tokens_predicted;
+        chunk.prompt_count = native.tokens_evaluated;
     } else if let Some(timings) = &timings {
-        let listed = event.pointer("/choices/0/logprobs/content").and_then(Value::as_array);
-        let id = |entry: &Value| count(entry.get("id"));
-        chunk.tokens = listed.and_then(|listed| listed.iter().map(id).collect()).unwrap_or_default();
+        let listed = event.choice().and_then(|choice| choice.read::<Logprobs>("logprobs"));
+        let listed = listed.into_iter().flat_map(|listed| listed.content);
+        chunk.tokens = listed.map(|token| token.id).collect();
         chunk.count = timings.output;
         chunk.prompt_count = timings.prompt();
     }
@@ -405,8 +446,9 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
 }
 
 /// The answer to a plain request, which is not streamed.
-fn unstreamed_chunk(event: &Value) -> Result<Chunk, Unreadable> {
-    let answer = Answered::deserialize(event).map_err(|_| Unreadable("not an answer of /completion"))?;
+fn unstreamed_chunk(event: &Event) -> Result<Chunk, Unreadable> {
+    let answer: Answered =
+        serde_json::from_str(event.json()).map_err(|_| Unreadable("not an answer of /completion"))?;
     let ends = answer.ends()?;
     let finish = Some(if ends { "stop" } else { "length" }.to_owned());
     Ok(Chunk { tokens: answer.tokens, finish, ends, ..Chunk::default() })
@@ -447,27 +489,23 @@ impl Timings {
 
     /// The same as `usage`, which only the last event has: for a call that is aborted before its
     /// end.
-    fn usage(&self) -> Option<Value> {
-        let (prompt, output) = (self.prompt()?, self.output?);
-        Some(json!({
-            "completion_tokens": output,
-            "prompt_tokens": prompt,
-            "total_tokens": u64::from(prompt) + u64::from(output),
-            "prompt_tokens_details": { "cached_tokens": self.cached },
-        }))
+    fn usage(&self) -> Option<UsageText> {
+        let (prompt, output, cached) = (self.prompt()?, self.output?, self.cached?);
+        let total = u64::from(prompt) + u64::from(output);
+        Some(UsageText::of(format!(
+            "{{\"completion_tokens\":{output},\"prompt_tokens\":{prompt},\"total_tokens\":{total},\
+             \"prompt_tokens_details\":{{\"cached_tokens\":{cached}}}}}"
+        )))
     }
 }
 
 impl Answered {
     /// One prompt is answered by an object, several by a list.
     fn all(body: &[u8]) -> Result<Vec<Self>, Unreadable> {
-        let wrong = |_| Unreadable("not an answer of /completion");
-        let value: Value = serde_json::from_slice(body).map_err(wrong)?;
-        if value.is_array() {
-            Vec::deserialize(value).map_err(wrong)
-        } else {
-            Ok(vec![Self::deserialize(value).map_err(wrong)?])
-        }
+        let is_list = body.trim_ascii_start().starts_with(b"[");
+        let one = || serde_json::from_slice(body).map(|one| vec![one]);
+        let all = if is_list { serde_json::from_slice(body) } else { one() };
+        all.map_err(|_| Unreadable("not an answer of /completion"))
     }
 
     fn has_server_stops(&self) -> bool {

@@ -11,17 +11,18 @@ use serde_json::{Map, Value};
 
 use super::body::Body;
 use super::recognise::{MODELS, VERSION};
-use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, non_default_fields};
+use super::shared::{self, PromptUsage, non_default_fields};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, StopQuirks, Unreadable, UsageQuirks, Usual, VerifyRequest,
+    Additions, AnswerQuirks, Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, Noise,
+    OutputLimits, OutputParsing, Pages, PrefixCache, ProcessMarks, Question, Quirks, Refusal, RequestKind,
+    Round, ServerDefaults, SpecialTokens, StopQuirks, Unreadable, UsageQuirks, Usual, VerifyRequest,
 };
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
 use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
 use foretell_parsers::parse::{Parsers, ReasoningFormat, ToolFormat};
-use foretell_wire::openai::{Additive, CALL_GRAMMAR_VERSION, Defaults, Request, Route, Sampling};
+use foretell_wire::openai::{Additive, CALL_GRAMMAR_VERSION, Defaults, Event, Request, Route, Sampling};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
@@ -47,7 +48,9 @@ const QUIRKS: Quirks = Quirks {
         continues_grammar: true,
     }),
     shares_noise: true,
-    hollow_deltas: true,
+    start_page: Some(MODELS),
+    limits: OutputLimits::OPENAI,
+    answers: AnswerQuirks { hollow_deltas: true, ..AnswerQuirks::COMMON },
     render_setting: Some("--tool-parser"),
     stops: StopQuirks { order: StopOrder::FirstComplete, ..StopQuirks::COMMON },
     usage: UsageQuirks { has_continuous: true, ..UsageQuirks::COMMON },
@@ -76,60 +79,54 @@ impl Codec for Onnx {
             reasoning: format("/data/0/reasoning_parser").and_then(|name| ReasoningFormat::from_name(&name)),
         };
         let is_set = |name: &str| answers.at(MODELS, name).is_some_and(|value| !value.is_null());
-        Ok(Engine {
-            unparsed: !is_set("/data/0/tool_parser") && !is_set("/data/0/reasoning_parser"),
+        let parses = parsers != Parsers::default();
+        let process = ProcessMarks {
             started: answers.number(MODELS, "/data/0/started").or_else(|| start_seconds(answers)),
-            mark: answers.word(MODELS, "/data/0/system_fingerprint"),
+            fingerprint: answers.word(MODELS, "/data/0/system_fingerprint"),
+            ..ProcessMarks::default()
+        };
+        let unparsed = !is_set("/data/0/tool_parser") && !is_set("/data/0/reasoning_parser");
+        let eos = eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?;
+        Ok(Engine {
+            process,
             context: usize::try_from(context).ok(),
             methods: vec![VerifyMethod::Tree, VerifyMethod::FanOut],
-            defaults: Some(Defaults::OPENAI),
+            defaults: ServerDefaults { sampling: Some(Defaults::OPENAI), ..ServerDefaults::default() },
             noise: Noise::Position,
-            reports_cached: true,
-            eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
-            load_path: Some("/metrics"),
-            parsers,
-            renders: parsers != Parsers::default(),
-            derenders: parsers != Parsers::default(),
+            cache: PrefixCache { reports_hits: true, ..PrefixCache::default() },
+            pages: Pages { renders: parses, derenders: parses, aborts: false, load: Some("/metrics") },
+            parsing: OutputParsing { parsers, unparsed, counts_reasoning: false },
             proposes: answers.number(MODELS, "/data/0/proposes").unwrap_or(0) as usize,
             continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR_VERSION),
+            tokens: SpecialTokens { eos, ..SpecialTokens::default() },
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }
 
-    fn start_page(&self) -> Option<&'static str> {
-        Some(MODELS)
+    fn methods(
+        &self,
+        engine: &Engine,
+        _: &Request,
+        _: &Sampling,
+        _: bool,
+    ) -> Result<Vec<VerifyMethod>, Refused> {
+        Ok(engine.methods.clone())
     }
 
-    fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
-        None
-    }
-
-    fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
-        match request.route {
-            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
-            Route::Chat => MaxTokens::Context,
-        }
-    }
-
-    /// Adds `return_token_ids` and, above temperature 0 if the client sent none, `seed`.
-    fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call {
-        let mut body = shared::streamed(request, shared::continuous_usage());
-        body.insert("return_token_ids".into(), Value::Bool(true));
+    /// Above temperature 0, if the client sent no `seed`, it gets one.
+    fn additions(&self, engine: &Engine, request: &Request, seed: u64) -> Additions {
+        let mut members = vec![("return_token_ids", Value::Bool(true))];
         if engine.proposes > 0 {
-            body.insert(PROPOSE.into(), engine.proposes.into());
+            members.push((PROPOSE, engine.proposes.into()));
         }
         if request.sampling.temperature > 0.0 && request.sampling.seed.is_none() {
-            body.insert("seed".into(), seed.into());
+            members.push(("seed", seed.into()));
         }
-        Call { path: request.route.path(), body: bytes(&body) }
-    }
-
-    fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, choice: &[PROPOSAL], ..Additive::of(request) }
+        Additions { members, traces: Additive { usage: true, choice: &[PROPOSAL], ..Additive::of(request) } }
     }
 
     /// The seed stands last in a choice, behind the ids.
-    fn complete(&self, answer: &mut Value) {
+    fn complete(&self, _: &Engine, _: Route, answer: &mut Value) {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         if let Some((name, seed)) = choice.shift_remove_entry("seed") {
             choice.insert(name, seed);
@@ -151,10 +148,9 @@ impl Codec for Onnx {
         shared::plain_request(context, max_tokens, &fields)
     }
 
-    fn chunk(&self, _: &Engine, _: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
         let mut chunk = shared::chunk(event)?;
-        let proposal = event.pointer("/choices/0").and_then(|choice| choice.get(PROPOSAL));
-        let proposal = proposal.cloned().and_then(Proposed::read);
+        let proposal = event.choice().and_then(|choice| choice.read::<Proposed>(PROPOSAL));
         chunk.proposal = proposal.map(|proposal| proposal.behind(chunk.tokens.clone()));
         Ok(chunk)
     }
@@ -162,9 +158,7 @@ impl Codec for Onnx {
     /// Sends the tree itself, or one prompt per node.
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
         match round.method {
-            VerifyMethod::Tree => {
-                Ok(VerifyRequest { calls: vec![tree(engine, round)], nodes: round.draft.len() })
-            }
+            VerifyMethod::Tree => Ok(VerifyRequest::one(tree(engine, round), round.draft.len())),
             VerifyMethod::FanOut => Ok(fan_out(round)),
             VerifyMethod::Score => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
@@ -181,9 +175,7 @@ impl Codec for Onnx {
         let body = shared::only(bodies)?;
         let result = match round.method {
             VerifyMethod::Tree => tree_result(round, body)?,
-            _ => {
-                shared::fan_out_result(request.nodes + 1, shared::fan_out_tokens(round, request.nodes), body)?
-            }
+            _ => shared::fan_out_result(round, request.nodes, body)?,
         };
         if result.rows.len() != request.nodes + 1 {
             return Err(Unreadable("not one row for each node and one for the context"));
@@ -251,10 +243,6 @@ struct Proposed {
 }
 
 impl Proposed {
-    fn read(proposal: Value) -> Option<Self> {
-        serde_json::from_value(proposal).ok()
-    }
-
     fn behind(self, behind: Vec<TokenId>) -> Proposal {
         let paired = |(tokens, shares): (Vec<_>, Vec<_>)| tokens.into_iter().zip(shares).collect();
         Proposal { behind, steps: self.tokens.into_iter().zip(self.shares).map(paired).collect() }
@@ -264,7 +252,7 @@ impl Proposed {
 impl VerifyAnswer {
     /// The target's proposal, behind the accepted nodes and the token after them.
     fn proposal(&mut self, round: &Round<'_>) -> Option<Proposal> {
-        let proposed = Proposed::read(self.proposal.take()?)?;
+        let proposed: Proposed = serde_json::from_value(self.proposal.take()?).ok()?;
         let accepted: Vec<usize> = serde_json::from_value(self.accepted.take()?).ok()?;
         let nodes = accepted.iter().map(|&node| Some(round.draft.nodes().get(node)?.token));
         let mut behind: Vec<TokenId> = nodes.collect::<Option<_>>()?;
@@ -350,7 +338,7 @@ mod tests {
                 answers.add(path, Reply { status: 200, body, ..Reply::default() });
             }
             let engine = Onnx.engine(&answers).unwrap();
-            (engine.unparsed, engine.parsers.tools.is_some())
+            (engine.parsing.unparsed, engine.parsing.parsers.tools.is_some())
         };
         assert_eq!(unparsed("null"), (true, false));
         assert_eq!(unparsed(r#""hermes""#), (false, true));

@@ -4,9 +4,10 @@
 //! All answers to one request have to come from the process that began it. If two of them name
 //! different origins, another process, or another model in the same process, has answered.
 
-use serde::de::IgnoredAny;
-use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use foretell_wire::openai::Event;
 
 /// The origin of one answer, or of all answers to a request so far; parts that they do not name are
 /// `None`.
@@ -22,19 +23,28 @@ pub struct Origin {
 
 impl Origin {
     /// The origin that an event of a stream names.
-    pub fn of_event(event: &Value) -> Self {
-        OriginMembers::deserialize(event).map(Self::from).unwrap_or_default()
+    pub fn of_event(event: &Event) -> Self {
+        let top = event.top();
+        // Gateways write an empty text where they know none.
+        let named = |name: &str| top.read::<String>(name).filter(|text| !text.is_empty());
+        let one =
+            ["metadata", "meta_info"].into_iter().find_map(|name| top.read::<Weights>(name)?.weight_version);
+        let listed = || event.choice()?.read::<Vec<Version>>("weight_versions")?.pop()?.version;
+        Self {
+            model: top.read::<String>("object").and_then(|_| named("model")),
+            fingerprint: named("system_fingerprint"),
+            weights: one.or_else(listed).filter(|version| !version.is_empty()),
+        }
     }
 
     /// The origin that an unstreamed answer names; for a list of answers, that of the first one.
     pub fn of_body(body: &[u8]) -> Self {
-        let members = match body.trim_ascii_start().first() {
-            Some(b'[') => {
-                serde_json::from_slice::<Vec<OriginMembers>>(body).ok().and_then(|all| all.into_iter().next())
-            }
-            _ => serde_json::from_slice(body).ok(),
+        let text = std::str::from_utf8(body).unwrap_or_default().trim_start();
+        let first = match serde_json::from_str::<Vec<&RawValue>>(text) {
+            Ok(answers) => answers.first().map_or("", |answer| answer.get()),
+            Err(_) => text,
         };
-        members.map(Self::from).unwrap_or_default()
+        Event::of(first.to_owned()).map(|event| Self::of_event(&event)).unwrap_or_default()
     }
 
     /// Takes over the parts that `other` names and this does not. False if they contradict each
@@ -55,69 +65,14 @@ impl Origin {
     }
 }
 
-/// The members of an answer that name its origin. A member of another type is ignored, and the
-/// others are still read.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct OriginMembers {
-    #[serde(deserialize_with = "lenient")]
-    object: Option<String>,
-    #[serde(deserialize_with = "lenient")]
-    model: Option<String>,
-    #[serde(deserialize_with = "lenient")]
-    system_fingerprint: Option<String>,
-    #[serde(deserialize_with = "lenient")]
-    metadata: Option<Weights>,
-    #[serde(deserialize_with = "lenient")]
-    meta_info: Option<Weights>,
-    #[serde(deserialize_with = "lenient")]
-    choices: Option<Vec<Choice>>,
-}
-
 #[derive(Deserialize)]
 struct Weights {
     weight_version: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    weight_versions: Option<Vec<Version>>,
-}
-
-#[derive(Deserialize)]
 struct Version {
     version: Option<String>,
-}
-
-/// A member that is skipped where it cannot be read.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Lenient<T> {
-    Known(T),
-    Other(IgnoredAny),
-}
-
-fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(reader: D) -> Result<Option<T>, D::Error> {
-    Ok(match Lenient::deserialize(reader)? {
-        Lenient::Known(value) => Some(value),
-        Lenient::Other(IgnoredAny) => None,
-    })
-}
-
-impl From<OriginMembers> for Origin {
-    fn from(members: OriginMembers) -> Self {
-        let listed = || {
-            let choice = members.choices.into_iter().flatten().next()?;
-            choice.weight_versions.into_iter().flatten().next_back()?.version
-        };
-        let one =
-            [members.metadata, members.meta_info].into_iter().flatten().find_map(|at| at.weight_version);
-        let weights = one.or_else(listed);
-        let model = if members.object.is_some() { members.model } else { None };
-        // Gateways write an empty text where they know none.
-        let named = |name: Option<String>| name.filter(|name| !name.is_empty());
-        Self { model: named(model), fingerprint: named(members.system_fingerprint), weights: named(weights) }
-    }
 }
 
 #[cfg(test)]
@@ -134,7 +89,10 @@ mod tests {
     fn answers_name_their_origin_where_each_engine_writes_it() {
         let completion = json!({"object": "text_completion", "model": "m", "system_fingerprint": "fp_1",
             "choices": [], "metadata": {"weight_version": "7"}});
-        assert_eq!(Origin::of_event(&completion), origin([Some("m"), Some("fp_1"), Some("7")]));
+        assert_eq!(
+            Origin::of_event(&Event::of(completion.to_string()).unwrap()),
+            origin([Some("m"), Some("fp_1"), Some("7")])
+        );
         let own = json!({"model": "/models/m", "rows": [], "system_fingerprint": "fp_1"});
         assert_eq!(Origin::of_body(own.to_string().as_bytes()), origin([None, Some("fp_1"), None]));
         let sglang = br#" [{"text": "", "meta_info": {"weight_version": "7"}}, {"meta_info": {}}]"#;

@@ -19,15 +19,13 @@
 //!   or with every field set, and on one of the two routes. They speculate themselves. The load of
 //!   the first and the last is read, where they report it; Triton's metrics are on another port.
 
-use serde_json::Value;
-
 use super::recognise::{INFO, KSERVE, OLLAMA_VERSION, VERSION};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Question, Quirks,
+    Additions, Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, Pages, Question, Quirks,
     Refusal, RequestKind, Round, Unreadable, VerifyRequest, shared,
 };
-use foretell_core::words::{PassthroughReason, Refused, VerifyResult};
-use foretell_wire::openai::{Additive, Request, Sampling};
+use foretell_core::words::{PassthroughReason, Refused, VerifyMethod, VerifyResult};
+use foretell_wire::openai::{Event, Request, Sampling};
 
 /// The dialects of servers to which all requests are passed through, whatever they answer.
 pub const PASSTHROUGH: [Dialect; 7] = [
@@ -75,32 +73,27 @@ impl Codec for Passthrough {
         let paths = [OLLAMA_VERSION, INFO, VERSION, KSERVE];
         let version = paths.into_iter().find_map(|path| answers.word(path, "/version"));
         Ok(Engine {
-            load_path: self.load_page().filter(|page| answers.text(page).is_some()),
+            pages: Pages {
+                load: self.load_page().filter(|page| answers.text(page).is_some()),
+                ..Pages::default()
+            },
             ..Engine::new(self.0, answers.model().unwrap_or_default(), version.unwrap_or_default())
         })
     }
 
-    fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
-        Some(PassthroughReason::NoVerifyMethod.into())
+    fn methods(&self, _: &Engine, _: &Request, _: &Sampling, _: bool) -> Result<Vec<VerifyMethod>, Refused> {
+        Err(PassthroughReason::NoVerifyMethod.into())
     }
 
-    fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
-        MaxTokens::Unknown
-    }
-
-    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
-        Call { path: request.route.path(), body: shared::bytes(&request.body) }
-    }
-
-    fn additive(&self, _: &Engine, _: &Request) -> Additive {
-        Additive::default()
+    fn additions(&self, _: &Engine, _: &Request, _: u64) -> Additions {
+        Additions::default()
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         shared::plain_request(context, max_tokens, &shared::client_fields(sampling))
     }
 
-    fn chunk(&self, _: &Engine, _: RequestKind, _: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: RequestKind, _: &Event) -> Result<Chunk, Unreadable> {
         Err(Unreadable("requests to this server are only passed through"))
     }
 
@@ -138,7 +131,7 @@ impl Codec for Passthrough {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::recognise::{MODELS, Reply};
@@ -156,7 +149,7 @@ mod tests {
             let engine = dialect.codec().engine(&answers).unwrap();
             assert_eq!((engine.dialect, engine.model.as_str()), (dialect, "qwen3:8b"));
             assert_eq!(engine.version, "0.12.1");
-            assert!(engine.methods.is_empty() && engine.load_path.is_none(), "no page was answered");
+            assert!(engine.methods.is_empty() && engine.pages.load.is_none(), "no page was answered");
         }
     }
 
@@ -175,26 +168,21 @@ mod tests {
         let mut answers = Answers::default();
         answers.add("/metrics", Reply { status: 200, server: None, body: lmdeploy.into() });
         let engine = |dialect: Dialect| dialect.codec().engine(&answers).unwrap();
-        assert_eq!(engine(Dialect::Lmdeploy).load_path, Some("/metrics"));
-        assert_eq!(engine(Dialect::TrtLlm).load_path, None);
+        assert_eq!(engine(Dialect::Lmdeploy).pages.load, Some("/metrics"));
+        assert_eq!(engine(Dialect::TrtLlm).pages.load, None);
     }
 
     #[test]
-    fn a_passthrough_request_is_sent_unchanged_with_the_client_s_prediction() {
-        let body = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0,
-            "prediction": {"type": "content", "content": "Hello"}});
+    fn no_request_is_eligible_there() {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5});
         let Judgement::Eligible(request) = judge(Route::Chat, body.to_string().as_bytes()) else {
             panic!("eligible")
         };
         for dialect in PASSTHROUGH {
             let engine = Engine::new(dialect, "m", "");
-            assert_eq!(engine.first_request(&request, 1).body, body.to_string().into_bytes());
-            assert_eq!(engine.additive(&request), Additive::default());
-            assert_eq!(engine.methods_for(&request, &request.sampling, true), []);
-            assert_eq!(
-                dialect.codec().refuses(&engine, &request, &request.sampling),
-                Some(PassthroughReason::NoVerifyMethod.into())
-            );
+            let refused =
+                engine.methods_for(&request, &request.sampling, true).map_err(|refused| refused.reason);
+            assert_eq!(refused, Err(PassthroughReason::NoVerifyMethod));
         }
     }
 }

@@ -11,13 +11,11 @@ mod script;
 
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::{Call, Context, Engine, RequestKind, Round, VerifyRequest};
+use super::{Call, Context, Engine, RequestKind, Round, RowShape, VerifyRequest};
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::VerifyMethod;
-use foretell_wire::openai::{Sampling, SamplingField, SetFields};
+use foretell_wire::openai::{Event, Sampling, SamplingField, SetFields};
 
 use learn::Learning;
 use prospect::Measured;
@@ -86,7 +84,7 @@ pub enum ProbeAnswer {
         seconds: f64,
     },
     /// The events of a plain request, with the seconds since it was sent.
-    Plain(Vec<(f64, Value)>),
+    Plain(Vec<(f64, Event)>),
     /// An answer of another status than 200, and its body.
     Refused(u16, Vec<u8>),
     /// No answer before the probe's time was up.
@@ -266,7 +264,7 @@ impl Prober {
         let sampling = Sampling { ignore_eos: true, ..sampling };
         let at = Context::new(&self.engine.model, &context, &output);
         let call = self.engine.plain_request(&at, &sampling, tokens);
-        let request = VerifyRequest { calls: Vec::new(), nodes: 0 };
+        let request = VerifyRequest::default();
         self.pending = Some(Pending { task, context, draft: Tree::default(), request });
         Some(ProbeStep::Plain { call, leave })
     }
@@ -323,13 +321,12 @@ impl Prober {
             }
         };
         if result.computed.is_some() {
-            self.engine.reports_cached = true;
+            self.engine.cache.reports_hits = true;
         }
         if let (Task::Same { repeat: true }, [body]) = (pending.task, bodies)
-            && let Some(rows) =
-                self.engine.dialect.codec().rows(pending.context.len() + pending.draft.len(), body)
+            && let Some(rows) = RowShape::of(pending.context.len() + pending.draft.len(), body)
         {
-            self.engine.rows = rows;
+            self.engine.cache.rows = rows;
         }
         self.learning.round(
             &pending.task,
@@ -341,8 +338,8 @@ impl Prober {
         );
     }
 
-    fn timed(&mut self, pending: &Pending, events: &[(f64, Value)]) {
-        let read = |(at, event): &(f64, Value)| {
+    fn timed(&mut self, pending: &Pending, events: &[(f64, Event)]) {
+        let read = |(at, event): &(f64, Event)| {
             let chunk = self.engine.chunk(RequestKind::Later, event).ok()?;
             (!chunk.tokens.is_empty()).then_some((*at, chunk.tokens))
         };
@@ -369,7 +366,7 @@ impl Prober {
     fn is_chance(&mut self, pending: &Pending, status: u16, body: &[u8]) -> bool {
         let Some(method) = self.method_of(pending) else { return false };
         let Some(chances) = self.chances.get_mut(method.index()) else { return false };
-        let chance = *chances < CHANCES && self.engine.dialect.codec().is_undecided(method, status, body);
+        let chance = *chances < CHANCES && self.engine.is_undecided(method, status, body);
         *chances += u32::from(chance);
         chance
     }

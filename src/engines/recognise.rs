@@ -170,8 +170,8 @@ pub fn check_of(dialect: Dialect, answers: &Answers, start_page: Option<&str>) -
 
 /// The page on which an engine reports its start time; `None` if it does not.
 pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&'static str> {
-    let page = dialect.codec().start_page()?;
-    dialect.codec().engine(answers).ok()?.started.map(|_| page)
+    let page = dialect.quirks().start_page?;
+    dialect.codec().engine(answers).ok()?.process.started.map(|_| page)
 }
 
 /// The questions to a server whose dialect the operator has named, or not (`None`). One to

@@ -86,9 +86,11 @@ pub fn rows(
         // The bounds count special tokens, which `min_tokens` may bar.
         let between = || {
             let applies = bounds && sampling.min_tokens == 0;
-            if applies { bounded(&top, width, sampling, &engine.may_end) } else { None }
+            if applies { bounded(&top, width, sampling, &engine.tokens.may_end) } else { None }
         };
-        let Some(row) = row(&top, width, sampling, &engine.may_end).or_else(between) else { return rows };
+        let Some(row) = row(&top, width, sampling, &engine.tokens.may_end).or_else(between) else {
+            return rows;
+        };
         rows.push(row);
     }
     rows.push(bonus);

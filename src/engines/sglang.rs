@@ -13,29 +13,30 @@
 //!
 //! All three penalties count output only, so none of them stays right when output becomes prompt.
 
-mod first_token;
-
 use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
-use super::shared::{self, COMPLETION_TOKENS, bytes};
+use super::shared;
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, FirstToken, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, StopQuirks, Unreadable, UsageQuirks, Usual,
-    VerifyRequest, score,
+    Additions, AnswerQuirks, Answers, Call, ChatIds, Chunk, Codec, Context, Dialect, Engine, Foreign, Load,
+    ModelDefaults, Noise, OutputLimits, OutputParsing, Pages, PrefixCache, ProcessMarks, Question, Quirks,
+    Refusal, RequestKind, Round, RowShape, ServerDefaults, StopQuirks, Tokenize, Unreadable, UsageQuirks,
+    Usual, VerifyRequest, score,
 };
 use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
-use foretell_wire::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F, order};
+use foretell_wire::openai::{
+    Additive, Defaults, Event, Request, Route, Sampling, SamplingField as F, fill, order,
+};
 
 const GENERATE: &str = "/generate";
 /// Members of `usage` in the order of unstreamed answers (`UsageInfo`).
@@ -47,7 +48,8 @@ const USAGE: [&str; 6] = [
     "reasoning_tokens",
     "completion_tokens_details",
 ];
-const TOKENIZE: &str = "/tokenize";
+/// Members of a chat's message in the order of unstreamed answers.
+const MESSAGE: [&str; 4] = ["role", "content", "reasoning_content", "tool_calls"];
 const MODEL_INFO: &str = "/model_info";
 const METRICS: &str = "/metrics";
 const LOADS: &str = "/v1/loads?include=core&format=json";
@@ -78,9 +80,13 @@ const QUIRKS: Quirks = Quirks {
         ..Usual::COMMON
     }),
     has_other_apis: true,
-    tidies_text: true,
-    bare_end: true,
-    model_defaults: true,
+    answers: AnswerQuirks { tidies_text: true, bare_end: true, ..AnswerQuirks::COMMON },
+    model_defaults: ModelDefaults::Named,
+    // A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23,
+    // `serving_chat.py`: "return_prompt_token_ids is not supported with streaming").
+    chat_ids: ChatIds::Unstreamed,
+    tokenize: Some(Tokenize::Prompt),
+    limits: OutputLimits::OPENAI,
     stops: StopQuirks {
         field: Some("matched_stop"),
         field_names_end: true,
@@ -99,12 +105,6 @@ const QUIRKS: Quirks = Quirks {
 impl Codec for Sglang {
     fn quirks(&self) -> &'static Quirks {
         &QUIRKS
-    }
-
-    /// A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23,
-    /// `serving_chat.py`: "return_prompt_token_ids is not supported with streaming").
-    fn reports_ids(&self, route: Route) -> bool {
-        route == Route::Completions
     }
 
     fn questions(&self, answers: &Answers) -> Vec<Question> {
@@ -126,144 +126,93 @@ impl Codec for Sglang {
         let methods = if offered { vec![VerifyMethod::Score, VerifyMethod::FanOut] } else { vec![] };
         let preferred = info("/preferred_sampling_params").is_some();
         let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
+        let noise = if on("/enable_deterministic_inference") { Noise::Position } else { Noise::Ignored };
+        let defaults = ServerDefaults {
+            sampling: (openai && !preferred).then_some(Defaults::OPENAI),
+            preferred,
+            ..ServerDefaults::default()
+        };
+        let page = answers.number(SERVER_INFO, "/page_size");
+        let block = page.map_or(1, |size| shared::block(usize::try_from(size).unwrap_or(1)));
+        let weights = [MODEL_INFO, SERVER_INFO];
+        let process = ProcessMarks {
+            drawn: drawn(answers),
+            weights: weights.into_iter().find_map(|page| answers.word(page, "/weight_version")),
+            ..ProcessMarks::default()
+        };
+        let load = [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200));
         Ok(Engine {
+            process,
             context: usize::try_from(context).ok(),
             methods,
-            defaults: (openai && !preferred).then_some(Defaults::OPENAI),
-            operator_defaults: preferred,
-            noise: if on("/enable_deterministic_inference") { Noise::Position } else { Noise::Ignored },
-            block: answers
-                .number(SERVER_INFO, "/page_size")
-                .map_or(1, |size| shared::block(usize::try_from(size).unwrap_or(1))),
-            rows: RowShape::Tail,
-            lanes: Some(MAX_PROMPTS),
-            unparsed: is_unparsed(answers),
-            counts_reasoning: info("/reasoning_parser").is_some(),
+            defaults,
+            noise,
+            cache: PrefixCache { block, rows: RowShape::Tail, ..PrefixCache::default() },
+            pages: Pages { load, ..Pages::default() },
+            parsing: OutputParsing {
+                unparsed: is_unparsed(answers),
+                counts_reasoning: info("/reasoning_parser").is_some(),
+                ..OutputParsing::default()
+            },
             speculates: info("/speculative_algorithm").is_some(),
-            process: process(answers),
-            weights: [MODEL_INFO, SERVER_INFO]
-                .into_iter()
-                .find_map(|page| answers.word(page, "/weight_version")),
-            load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
             ..Engine::new(Dialect::Sglang, model, version)
         })
     }
 
-    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
-        // A vLLM parameter that this server does not know; the chat route has another name for ids.
-        let foreign = request.return_token_ids && request.route == Route::Chat;
-        // With deterministic inference, min-p fails an assertion in its sampler: such a request
-        // must never be sent.
-        let deadly = engine.noise == Noise::Position && sampling.min_p > 0.0 && sampling.temperature > 0.0;
-        // With `ignore_eos` it ignores stop tokens too.
-        let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
-        let parameters = [
-            (sampling.penalizes_repetition(), "repetition_penalty"),
-            (request.include_stop, "include_stop_str_in_output"),
-            (foreign, "return_token_ids"),
-            (deadly, "min_p"),
-            (deaf, "stop_token_ids"),
-        ];
-        let counted = engine.counts_reasoning && request.route == Route::Completions && !request.stream;
-        Refused::by_first(PassthroughReason::Parameter, &sampling.counting())
-            .or_else(|| Refused::by_first(PassthroughReason::Parameter, &parameters))
-            .or_else(|| counted.then(|| PassthroughReason::Reasoning.into()))
-            .or_else(|| {
-                open(engine, request, sampling)
-                    .map(|name| Refused::by(PassthroughReason::DefaultsUnknown, name))
-            })
-    }
-
-    fn methods_for(
+    fn methods(
         &self,
         engine: &Engine,
         request: &Request,
         sampling: &Sampling,
         _: bool,
-    ) -> Vec<VerifyMethod> {
+    ) -> Result<Vec<VerifyMethod>, Refused> {
+        if let Some(refused) = refused(engine, request, sampling) {
+            return Err(refused);
+        }
         // `/generate` takes an adapter by another name than the model `base:adapter`.
         let adapter = request.model != engine.model && request.model.contains(':');
         let scores = !adapter && sampling_is_known(engine, request) && scores(engine, sampling);
-        engine.methods.iter().copied().filter(|method| *method != VerifyMethod::Score || scores).collect()
+        let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
+        Ok(engine.methods.iter().copied().filter(may).collect())
     }
 
-    fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
-        match request.route {
-            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
-            Route::Chat => MaxTokens::Context,
-        }
-    }
-
-    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
-        let mut body = shared::streamed(request, shared::continuous_usage());
-        if self.reports_ids(request.route) {
-            body.insert("return_token_ids".into(), Value::Bool(true));
-        }
-        Call { path: request.route.path(), body: bytes(&body) }
-    }
-
-    /// Its answers that are no streams have ids (0.5.23, `serving_chat.py`). Usage on every event
-    /// would have to be made up.
-    fn reports_first_token(&self, engine: &Engine, request: &Request) -> bool {
-        let counts = request.stream && request.continuous_usage;
-        request.route == Route::Chat && engine.unparsed && !request.tools && !counts
-    }
-
-    fn first_token_request(&self, _: &Engine, request: &Request) -> Call {
-        first_token::request(request)
-    }
-
-    fn first_token(&self, answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
-        first_token::read(answer)
-    }
-
-    fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, null_usage: true, ..Additive::of(request) }
+    fn additions(&self, _: &Engine, request: &Request, _: u64) -> Additions {
+        let members = match request.route {
+            Route::Completions => vec![("return_token_ids", json!(true))],
+            Route::Chat => Vec::new(),
+        };
+        let traces = Additive { usage: true, null_usage: true, ..Additive::of(request) };
+        Additions { members, traces }
     }
 
     /// Unstreamed answers name the version of the weights (0.5.23, `serving_completions.py`);
-    /// events do not.
-    fn last_members(&self, engine: &Engine, route: Route, unstreamed: bool) -> Value {
-        let mut members = Map::new();
-        if !unstreamed {
-            return Value::Object(members);
-        }
+    /// events do not, and their usage leaves out what is null. The only version of the weights made
+    /// all tokens: an answer of several is given up.
+    fn complete(&self, engine: &Engine, route: Route, answer: &mut Value) {
         if route == Route::Chat {
-            let choice = json!({ "message": { "reasoning_content": null } });
-            members.insert("choices".to_owned(), json!([choice]));
+            fill(answer, &json!({ "choices": [{ "message": { "reasoning_content": null } }] }));
+            order(answer.pointer_mut("/choices/0/message"), &MESSAGE);
         }
-        // The usage of a streamed completion, from which the answer is made, leaves out what is
-        // null.
-        let usage = json!({ "prompt_tokens_details": null, "completion_tokens_details": null });
-        members.insert("usage".to_owned(), usage);
-        if let Some(version) = &engine.weights {
-            let lists = shared::version(&engine.version).is_some_and(|version| version >= LISTS_WEIGHTS);
-            let all = json!([{ "version": version, "start": 0, "end": 0 }]);
-            let metadata = if lists {
-                json!({ "weight_version": version, "weight_versions": all })
-            } else {
-                json!({ "weight_version": version })
-            };
-            members.insert("metadata".to_owned(), metadata);
-        }
-        Value::Object(members)
-    }
-
-    /// The only version of the weights made all tokens: an answer of several is given up.
-    fn complete(&self, answer: &mut Value) {
         let tokens = answer.pointer("/usage/completion_tokens").cloned();
-        order(answer.get_mut("usage"), &USAGE);
-        let end = answer.pointer_mut("/metadata/weight_versions/0/end");
-        if let (Some(end), Some(tokens)) = (end, tokens) {
-            *end = tokens;
+        let usage = json!({ "prompt_tokens_details": null, "completion_tokens_details": null });
+        fill(answer, &json!({ "usage": usage }));
+        if let Some(version) = &engine.process.weights {
+            let lists = shared::version(&engine.version).is_some_and(|version| version >= LISTS_WEIGHTS);
+            let mut metadata = json!({ "weight_version": version });
+            if lists {
+                let all = json!([{ "version": version, "start": 0, "end": tokens.unwrap_or(json!(0)) }]);
+                fill(&mut metadata, &json!({ "weight_versions": all }));
+            }
+            fill(answer, &json!({ "metadata": metadata }));
         }
+        order(answer.get_mut("usage"), &USAGE);
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(sampling))
     }
 
-    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
         let chunk = shared::chunk_named(event, "response_token_ids")?;
         Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
@@ -276,8 +225,8 @@ impl Codec for Sglang {
             VerifyMethod::Score => {
                 let width = score::width(round.sampling, MAX_LOGPROBS);
                 let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
-                let nodes = shared::text_stem(engine, round.draft);
-                Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
+                let nodes = shared::text_stem(&engine.tokens.may_end, round.draft);
+                Ok(VerifyRequest::one(score_call(round, nodes, width), nodes))
             }
             VerifyMethod::Tree => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
@@ -294,8 +243,7 @@ impl Codec for Sglang {
         if round.method == VerifyMethod::Score {
             return score_result(engine, round, request.nodes, body);
         }
-        let sent = shared::fan_out_tokens(round, request.nodes);
-        shared::fan_out_result(request.nodes + 1, sent, body)
+        shared::fan_out_result(round, request.nodes, body)
     }
 
     fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
@@ -306,11 +254,6 @@ impl Codec for Sglang {
             VerifyMethod::Score | VerifyMethod::FanOut => "this version does not report where a text ends",
         }
         .to_owned()
-    }
-
-    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
-        let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
-        Some(Question::post(TOKENIZE, body))
     }
 
     fn load(&self, body: &str) -> Option<Load> {
@@ -326,9 +269,34 @@ impl Codec for Sglang {
     }
 }
 
+/// Reason why the engine cannot carry this request exactly by any verification method.
+fn refused(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+    // A vLLM parameter that this server does not know; the chat route has another name for ids.
+    let foreign = request.return_token_ids && request.route == Route::Chat;
+    // With deterministic inference, min-p fails an assertion in its sampler: such a request must
+    // never be sent.
+    let deadly = engine.noise == Noise::Position && sampling.min_p > 0.0 && sampling.temperature > 0.0;
+    // With `ignore_eos` it ignores stop tokens too.
+    let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
+    let parameters = [
+        (sampling.penalizes_repetition(), "repetition_penalty"),
+        (request.include_stop, "include_stop_str_in_output"),
+        (foreign, "return_token_ids"),
+        (deadly, "min_p"),
+        (deaf, "stop_token_ids"),
+    ];
+    let counted = engine.parsing.counts_reasoning && request.route == Route::Completions && !request.stream;
+    Refused::by_first(PassthroughReason::Parameter, &sampling.counting())
+        .or_else(|| Refused::by_first(PassthroughReason::Parameter, &parameters))
+        .or_else(|| counted.then(|| PassthroughReason::Reasoning.into()))
+        .or_else(|| {
+            open(engine, request, sampling).map(|name| Refused::by(PassthroughReason::DefaultsUnknown, name))
+        })
+}
+
 /// A fingerprint of what the process drew and measured when it started: the seed that its operator
 /// unset, and how long each part of its start took. A seed alone may be the operator's.
-fn process(answers: &Answers) -> Option<u64> {
+fn drawn(answers: &Answers) -> Option<u64> {
     let startup = answers.at(SERVER_INFO, "/startup_time").filter(has_float)?;
     let seed = answers.at(SERVER_INFO, "/random_seed");
     let digest = Sha256::digest(json!([seed, startup]).to_string());
@@ -423,7 +391,7 @@ const IDLE_PARSERS: [&str; 8] =
 /// The first field omitted by the client that gets another value on the completions route than on
 /// the client's route.
 fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'static str> {
-    if request.route == Route::Completions || engine.defaults.is_some() {
+    if request.route == Route::Completions || engine.defaults.sampling.is_some() {
         return None;
     }
     // The chat route takes these from the model: nothing else differs from the completions route.
@@ -435,7 +403,7 @@ fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'sta
 
 /// True if the effective sampling is known as numbers, so that distributions can be computed here.
 fn sampling_is_known(engine: &Engine, request: &Request) -> bool {
-    !engine.operator_defaults || request.sampling.sets_all()
+    !engine.defaults.preferred || request.sampling.sets_all()
 }
 
 /// True if positions can be decided from log-probabilities. Attention backends differ in whether
@@ -444,7 +412,7 @@ fn sampling_is_known(engine: &Engine, request: &Request) -> bool {
 fn scores(engine: &Engine, sampling: &Sampling) -> bool {
     let listed = sampling.top_k.is_some_and(|k| (k as usize) < MAX_LOGPROBS);
     let draws_alone = engine.noise == Noise::Ignored && sampling.top_p >= 1.0 && listed;
-    !engine.special.is_empty()
+    !engine.tokens.special.is_empty()
         && (sampling.plainly_greedy() || draws_alone)
         && score::width(sampling, MAX_LOGPROBS).is_some()
 }

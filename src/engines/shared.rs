@@ -1,47 +1,34 @@
 //! Code for engines with vLLM's form of OpenAI's completions: prompts of token ids, token ids in
 //! the answers, one choice per prompt.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
-use super::{
-    Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
-};
+use super::{Call, Chunk, Context, PromptStep, RequestKind, Round, Unreadable, VerifyRequest};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Row, VerifyResult};
-use foretell_wire::openai::event::{error, finish_reason};
+use foretell_wire::openai::event::{Event, finish};
 pub use foretell_wire::openai::fields::ids;
-use foretell_wire::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
+use foretell_wire::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F, UsageText};
 
 /// Maximum output tokens of a completion whose client sets no limit.
 pub const COMPLETION_TOKENS: u32 = 16;
 /// Maximum tokens of a block that is believed.
 const MAX_BLOCK: usize = 1 << 16;
 const COMPLETIONS: &str = Route::Completions.path();
+const ABORT: &str = "/inference/v1/abort_requests";
+/// The page on which engines tokenize a text.
+pub const TOKENIZE: &str = "/tokenize";
 /// The page on which vLLM renders a completion request.
 pub const RENDER: &str = "/v1/completions/render";
 /// The page on which vLLM renders a chat request.
 pub const CHAT_RENDER: &str = "/v1/chat/completions/render";
 /// The page on which vLLM parses a complete output.
 pub const CHAT_DERENDER: &str = "/v1/chat/completions/derender";
-
-/// The client's request, streamed, with usage on every event if the engine can (so that its count
-/// of the prompt is known however early the stream is aborted). `prediction` is used by Foretell
-/// and not sent.
-pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> {
-    let mut body = request.body.clone();
-    body.shift_remove("prediction");
-    body.insert("stream".into(), Value::Bool(true));
-    body.insert("stream_options".into(), stream_options);
-    body
-}
-
-/// The `stream_options` for usage on every event.
-pub fn continuous_usage() -> Value {
-    json!({ "include_usage": true, "continuous_usage_stats": true })
-}
 
 /// Serialises to JSON. Strings, numbers and maps cannot fail; an empty body would be refused by the
 /// backend, and the request would go on plainly.
@@ -82,7 +69,7 @@ pub fn fan_out(round: &Round<'_>, most: usize, fields: &Map<String, Value>) -> V
     let nodes = round.draft.len().min(most.saturating_sub(1));
     let paths = paths(round.draft, nodes);
     let call = Completion { context: &round.context, paths: &paths, max_tokens: 1, stream: false, fields };
-    VerifyRequest { calls: vec![call.call()], nodes }
+    VerifyRequest::one(call.call(), nodes)
 }
 
 /// The answer to a round of one call.
@@ -105,54 +92,40 @@ pub fn paths(draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
 
 /// Number of nodes that can be decided from log-probabilities: the chain at the draft's head, up to
 /// a token that is no text.
-pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
+pub fn text_stem(may_end: &[TokenId], draft: &Tree) -> usize {
     let nodes = draft.nodes().iter().take(draft.stem());
-    nodes.take_while(|node| !engine.may_end.contains(&node.token)).count()
+    nodes.take_while(|node| !may_end.contains(&node.token)).count()
 }
 
 /// The sampling fields that differ from OpenAI's defaults, for an engine that has no others.
 /// `temperature` is always sent.
 pub fn non_default_fields(sampling: &Sampling) -> Map<String, Value> {
-    let plain = Sampling::default();
-    let mut fields = Map::new();
-    let mut put = |name: &str, value: Value, is_default: bool| {
-        if !is_default {
-            fields.insert(name.into(), value);
-        }
-    };
-    #[expect(clippy::float_cmp, reason = "only the very default may be omitted")]
-    let same = |a: f64, b: f64| a == b;
-    put("temperature", sampling.temperature.into(), false);
-    put("top_p", sampling.top_p.into(), same(sampling.top_p, plain.top_p));
-    put("top_k", sampling.top_k.into(), sampling.top_k.is_none());
-    put("min_p", sampling.min_p.into(), same(sampling.min_p, plain.min_p));
-    put("presence_penalty", sampling.presence_penalty.into(), sampling.presence_penalty == 0.0);
-    put("frequency_penalty", sampling.frequency_penalty.into(), sampling.frequency_penalty == 0.0);
-    put(
-        "repetition_penalty",
-        sampling.repetition_penalty.into(),
-        same(sampling.repetition_penalty, plain.repetition_penalty),
-    );
-    put_rest(sampling, &mut fields);
-    fields
+    fields(sampling, |field, is_default| field == F::Temperature || !is_default)
 }
 
 /// Exactly the sampling fields that the client has set, so that the server fills in its defaults as
 /// it does for the client.
 pub fn client_fields(sampling: &Sampling) -> Map<String, Value> {
-    let mut fields = Map::new();
-    let mut put = |field: F, name: &str, value: Value| {
-        if sampling.set_by_client.has(field) {
-            fields.insert(name.into(), value);
-        }
-    };
-    put(F::Temperature, "temperature", sampling.temperature.into());
-    put(F::TopP, "top_p", sampling.top_p.into());
-    put(F::TopK, "top_k", sampling.top_k.map_or(json!(-1), Value::from));
-    put(F::MinP, "min_p", sampling.min_p.into());
-    put(F::PresencePenalty, "presence_penalty", sampling.presence_penalty.into());
-    put(F::FrequencyPenalty, "frequency_penalty", sampling.frequency_penalty.into());
-    put(F::RepetitionPenalty, "repetition_penalty", sampling.repetition_penalty.into());
+    fields(sampling, |field, _| sampling.set_by_client.has(field))
+}
+
+/// The fields with a default that `sends` selects (with true for OpenAI's default),
+/// and all that have none.
+fn fields(sampling: &Sampling, sends: impl Fn(F, bool) -> bool) -> Map<String, Value> {
+    let plain = Sampling::default();
+    #[expect(clippy::float_cmp, reason = "only the very default may be omitted")]
+    let number = |field, value: f64, plain: f64| (field, Value::from(value), value == plain);
+    let all = [
+        number(F::Temperature, sampling.temperature, plain.temperature),
+        number(F::TopP, sampling.top_p, plain.top_p),
+        (F::TopK, sampling.top_k.map_or(json!(-1), Value::from), sampling.top_k.is_none()),
+        number(F::MinP, sampling.min_p, plain.min_p),
+        number(F::PresencePenalty, sampling.presence_penalty, plain.presence_penalty),
+        number(F::FrequencyPenalty, sampling.frequency_penalty, plain.frequency_penalty),
+        number(F::RepetitionPenalty, sampling.repetition_penalty, plain.repetition_penalty),
+    ];
+    let sent = all.into_iter().filter(|(field, _, is_default)| sends(*field, *is_default));
+    let mut fields = sent.map(|(field, value, _)| (field.name().to_owned(), value)).collect();
     put_rest(sampling, &mut fields);
     fields
 }
@@ -195,7 +168,7 @@ fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
 ///
 /// # Errors
 /// It carries an error, or choices of another form.
-pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
+pub fn chunk(event: &Event) -> Result<Chunk, Unreadable> {
     chunk_named(event, "token_ids")
 }
 
@@ -203,33 +176,23 @@ pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
 ///
 /// # Errors
 /// It carries an error, or choices of another form.
-pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
-    if error(event).is_some() {
+pub fn chunk_named(event: &Event, ids_name: &str) -> Result<Chunk, Unreadable> {
+    if event.error().is_some() {
         return Err(Unreadable("the stream carries an error"));
     }
-    let choices = match event.get("choices") {
-        None | Some(Value::Null) => &[],
-        Some(Value::Array(choices)) if choices.iter().all(Value::is_object) => choices.as_slice(),
-        Some(_) => return Err(Unreadable("its choices are no list of choices")),
-    };
-    let mut chunk =
-        Chunk { usage: event.get("usage").filter(|usage| usage.is_object()).cloned(), ..Chunk::default() };
-    let Some(choice) = choices.first() else { return Ok(chunk) };
-    let delta = choice.get("delta");
-    let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
-    text.and_then(Value::as_str).unwrap_or_default().clone_into(&mut chunk.text);
-    let named =
-        [ids_name, "token_ids"].into_iter().find_map(|name| choice.get(name)).filter(|ids| !ids.is_null());
-    chunk.tokens = named.and_then(ids).unwrap_or_default();
-    chunk.prompt =
-        [choice, event].into_iter().find_map(|position| position.get("prompt_token_ids").and_then(ids));
-    chunk.finish = finish_reason(choice).map(str::to_owned);
-    let members = delta.and_then(Value::as_object).into_iter().flatten();
-    let foreign =
-        members.filter(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null());
-    chunk.more = foreign.map(|(key, value)| (key.clone(), value.clone())).collect();
-    let unnamed = !chunk.text.is_empty() && named.is_none();
-    chunk.doubtful = unnamed || choices.len() > 1;
+    if event.is_malformed() {
+        return Err(Unreadable("its choices are no list of choices"));
+    }
+    let mut chunk = Chunk { usage: event.usage().map(UsageText::of), ..Chunk::default() };
+    let Some(choice) = event.choice() else { return Ok(chunk) };
+    chunk.text = event.text();
+    let name = [ids_name, "token_ids"].into_iter().find(|name| choice.member(name).is_some());
+    chunk.tokens = name.and_then(|name| choice.read(name)).unwrap_or_default();
+    chunk.prompt = [choice, event.top()].into_iter().find_map(|object| object.read("prompt_token_ids"));
+    chunk.finish = finish(choice);
+    let value = |text: &str| serde_json::from_str(text).unwrap_or_default();
+    chunk.more = event.others().map(|(name, text)| (name.to_owned(), value(text))).collect();
+    chunk.doubtful = !chunk.text.is_empty() && name.is_none() || event.choices().len() > 1;
     Ok(chunk)
 }
 
@@ -278,11 +241,6 @@ struct FanOutChoice {
     finish_reason: Option<String>,
 }
 
-/// Number of tokens of all prompts of a fan-out of `nodes` nodes.
-pub fn fan_out_tokens(round: &Round<'_>, nodes: usize) -> usize {
-    paths(round.draft, nodes).iter().map(|path| round.context.len() + path.len()).sum()
-}
-
 /// Compares the number of prompt tokens that an answer reports with those that were sent; passes an
 /// answer without `usage`.
 ///
@@ -295,12 +253,18 @@ pub fn check_prompt(usage: Option<&PromptUsage>, sent: usize) -> Result<(), Unre
     }
 }
 
-/// A fan-out in one call: one token per prompt, in the order of the prompts. `sent`: tokens of all
-/// prompts.
+/// Reads the answer to a fan-out of the first `nodes` nodes of a round.
 ///
 /// # Errors
-/// Not one token for each of `prompts` prompts, or another number of prompt tokens.
-pub fn fan_out_result(prompts: usize, sent: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> {
+/// Not one token for each prompt, or another number of prompt tokens.
+pub fn fan_out_result(round: &Round<'_>, nodes: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> {
+    let sent = paths(round.draft, nodes).iter().map(|path| round.context.len() + path.len()).sum();
+    one_token_each(nodes + 1, sent, body)
+}
+
+/// A fan-out in one call: one token per prompt, in the order of the prompts. `sent`: tokens of all
+/// prompts.
+fn one_token_each(prompts: usize, sent: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> {
     let mut answer: FanOutAnswer =
         serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;
     if answer.choices.len() != prompts {
@@ -394,6 +358,21 @@ pub fn started(exposition: &str) -> Option<u64> {
     metric(exposition, &["process_start_time_seconds"]).map(|seconds| (seconds * 1e6).round() as u64)
 }
 
+/// The load that an engine reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Number of requests being computed.
+    pub running: u32,
+    /// Number of requests that are waiting.
+    pub waiting: u32,
+    /// Share of the KV cache in use, 0 to 1; `None` if it does not report that.
+    pub kv_usage: Option<f64>,
+    /// Maximum requests that it computes at once; `None` if it does not report that.
+    pub limit: Option<u32>,
+    /// Age of these figures when they were reported; zero where they are of that moment.
+    pub age: Duration,
+}
+
 /// A load in Prometheus' text format, by the names of its metrics (the share of the KV cache has
 /// had several); `None` if the running or waiting requests are not among them.
 pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -> Option<Load> {
@@ -427,10 +406,10 @@ struct RenderedChat {
 
 /// Reads a rendered chat: its prompt, and if a grammar binds its sampling, after what the engine's
 /// parsers have made of the request.
-pub fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+pub fn read_render(body: &[u8]) -> Result<PromptStep, Unreadable> {
     let chat: RenderedChat =
         serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
-    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, has_grammar: has_grammar(&chat.sampling_params) })
+    Ok(PromptStep::Rendered { prompt: chat.token_ids, has_grammar: has_grammar(&chat.sampling_params) })
 }
 
 fn has_grammar(sampling_params: &Map<String, Value>) -> bool {
@@ -448,9 +427,31 @@ pub fn parts_call(request: &Request, prompt: &[TokenId], output: &[TokenId]) -> 
     Call { path: CHAT_DERENDER, body: bytes(&body) }
 }
 
+/// The call that aborts a request of vLLM. Which tokens of the prompt were cached is in the last
+/// event of a stream only; an aborted stream has it too (0.32,
+/// `token_in_token_out/api_router.py` and `chat_completion/serving.py`). The engine numbers a
+/// completion's prompts.
+pub fn abort_call(route: Route, request_id: &str) -> Call {
+    let id = match route {
+        Route::Chat => format!("chatcmpl-{request_id}"),
+        Route::Completions => format!("cmpl-{request_id}-0"),
+    };
+    Call { path: ABORT, body: bytes(&json!({ "request_ids": [id] })) }
+}
+
+/// Reads the answer to [`super::Tokenize::question`]; `None` if it has no ids.
+pub fn tokens(body: &[u8]) -> Option<Vec<TokenId>> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    ids(answer.get("tokens")?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(event: &Value) -> Result<Chunk, Unreadable> {
+        chunk(&Event::of(event.to_string()).unwrap())
+    }
 
     #[test]
     fn a_rendered_chat_is_bound_by_any_structured_output() {
@@ -464,7 +465,7 @@ mod tests {
             (json!({"structured_outputs": {"structural_tag": "{}", "json": null}}), true),
             (json!({"structured_outputs": {}}), true),
         ] {
-            assert_eq!(read(sampling), Ok(PromptAnswer::Rendered { prompt: vec![1, 2], has_grammar }));
+            assert_eq!(read(sampling), Ok(PromptStep::Rendered { prompt: vec![1, 2], has_grammar }));
         }
         assert!(read_render(b"{}").is_err());
     }
@@ -474,35 +475,35 @@ mod tests {
         let completion = json!({"choices":[{"index":0,"text":"a","token_ids":[7],"prompt_token_ids":[1],"finish_reason":null}]});
         let chat = json!({"prompt_token_ids":[1],"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"token_ids":[7],"finish_reason":null}]});
         let expected = Chunk { prompt: Some(vec![1]), tokens: vec![7], text: "a".into(), ..Chunk::default() };
-        assert_eq!(chunk(&completion).unwrap(), expected);
-        assert_eq!(chunk(&chat).unwrap(), expected);
+        assert_eq!(read(&completion).unwrap(), expected);
+        assert_eq!(read(&chat).unwrap(), expected);
     }
 
     #[test]
     fn text_without_ids_is_doubtful_and_tool_calls_are_kept() {
         let no_ids = json!({"choices":[{"text":"a","finish_reason":null}]});
-        assert!(chunk(&no_ids).unwrap().doubtful);
+        assert!(read(&no_ids).unwrap().doubtful);
         let call = json!({"index":0,"id":"a","function":{"name":"f"}});
         let event = json!({"choices":[{"delta":{"tool_calls":[call]},"token_ids":[1]}]});
-        let chunk_of_call = chunk(&event).unwrap();
+        let chunk_of_call = read(&event).unwrap();
         assert_eq!((chunk_of_call.doubtful, chunk_of_call.parsed().unwrap().calls.len()), (false, 1));
-        assert!(chunk(&json!({"error":{"message":"x"}})).is_err());
+        assert!(read(&json!({"error":{"message":"x"}})).is_err());
     }
 
     #[test]
     fn a_fan_out_is_read_in_the_order_of_its_prompts_with_the_end_of_the_text() {
         let body = br#"{"choices":[{"index":1,"token_ids":[5],"finish_reason":"stop"},{"index":0,"token_ids":[4],"finish_reason":"length"}]}"#;
-        let rows = fan_out_result(2, 9, body).unwrap().rows;
+        let rows = one_token_each(2, 9, body).unwrap().rows;
         assert_eq!(rows, [Row::of(4), Row { ends: true, ..Row::of(5) }]);
-        assert!(fan_out_result(1, 9, body).is_err() && fan_out_result(3, 9, body).is_err());
+        assert!(one_token_each(1, 9, body).is_err() && one_token_each(3, 9, body).is_err());
     }
 
     #[test]
     fn an_answer_that_counts_another_prompt_is_refused() {
         let body = br#"{"choices":[{"index":0,"text":"a","token_ids":[4],"finish_reason":"length"}],
             "usage":{"prompt_tokens":9}}"#;
-        assert_eq!(fan_out_result(1, 9, body).unwrap().rows, [Row { text: Some("a".into()), ..Row::of(4) }]);
-        assert!(fan_out_result(1, 8, body).is_err());
+        assert_eq!(one_token_each(1, 9, body).unwrap().rows, [Row { text: Some("a".into()), ..Row::of(4) }]);
+        assert!(one_token_each(1, 8, body).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! `FanOut` uses `/v1/completions`, which takes many prompts of token ids and returns the sampled
 //! ids; fields that the client did not set stay unset, so that the server's `generation_config`
 //! applies to it as it does to the client's request. It cannot for penalties on output, which in a
-//! later request is prompt: where the server may have defaults (`PENALTY_DEFAULTS`) and does not
+//! later request is prompt: where the server may have defaults (`QUIRKS`) and does not
 //! render requests, they are confirmed by its answers ([`super::confirm`]), or the client has to
 //! send them. `Score` uses the token endpoint (`/inference/v1/generate`), the only one that reads
 //! the prefix cache for prompt log-probabilities.
@@ -26,26 +26,23 @@ mod token_endpoint;
 
 use serde_json::{Map, Value, json};
 
-use super::confirm::Confirmer;
 use super::recognise::{MODELS, VERSION};
-use super::shared::{self, COMPLETION_TOKENS, bytes};
+use super::shared::{self, COMPLETION_TOKENS};
 use super::{
-    Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, StopQuirks, Unreadable, UsageQuirks, Usual,
-    VerifyRequest, score,
+    Additions, AnswerQuirks, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load,
+    MaxTokens, ModelDefaults, Noise, OutputLimits, Pages, PrefixCache, ProbeQuirks, ProcessMarks, Question,
+    Quirks, Refusal, RequestKind, Round, ServerDefaults, StopQuirks, Tokenize, Undecided, Unreadable,
+    UsageQuirks, Usual, VerifyRequest, score,
 };
 use foretell_core::session::StopBuffer;
-use foretell_core::units::TokenId;
 use foretell_core::words::{PassthroughReason, Refused};
 use foretell_core::words::{VerifyMethod, VerifyResult};
 use foretell_wire::openai::{
-    Additive, Defaults, GenerationConfig, Request, Route, Sampling, SamplingField, order,
+    Additive, Defaults, Event, Request, Route, Sampling, SamplingField, fill, order,
 };
 use foretell_wire::translation::Thinking;
 use token_endpoint::{GENERATE, MAX_LOGPROBS};
 
-const ABORT: &str = "/inference/v1/abort_requests";
-const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// Maximum prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const MAX_PROMPTS: usize = 1024;
@@ -53,13 +50,10 @@ const MAX_PROMPTS: usize = 1024;
 const BLOCK: usize = 16;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
-/// The first version that has [`ABORT`] in addition to the token endpoint.
+/// The first version that aborts requests ([`shared::abort_call`]) and has the token endpoint.
 const ABORTS: [u32; 2] = [0, 32];
 /// The first version that parses a complete output on a separate page.
 const DERENDERS: [u32; 2] = [0, 24];
-/// The first version known to take `presence_penalty` and `frequency_penalty` from a
-/// `generation_config` (0.32, `config/model.py`).
-const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -110,11 +104,21 @@ pub struct Vllm;
 const QUIRKS: Quirks = Quirks {
     owner: Some("vllm"),
     usual: Some(Usual { methods: &[VerifyMethod::Score, VerifyMethod::FanOut], ..Usual::COMMON }),
-    noise_may_be_placed: true,
-    rows_may_change: true,
+    probe: ProbeQuirks { places_noise: true, rows_may_change: true, ..ProbeQuirks::COMMON },
     thinking: Thinking::Effort,
     has_other_apis: true,
-    hollow_deltas: true,
+    answers: AnswerQuirks { hollow_deltas: true, broken_end: BrokenEnd::Omitted, ..AnswerQuirks::COMMON },
+    model_defaults: ModelDefaults::Confirmed { penalties: [0, 32] },
+    start_page: Some(METRICS),
+    tokenize: Some(Tokenize::Prompt),
+    limits: OutputLimits { chat: MaxTokens::Unknown, ..OutputLimits::OPENAI },
+    // The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
+    // number that JSON cannot express, the answer is this error, whatever the request was.
+    undecided: Some(Undecided {
+        method: VerifyMethod::Score,
+        status: 400,
+        text: "Out of range float values",
+    }),
     render_setting: Some("--enable-scale-out"),
     stops: StopQuirks { hold: StopBuffer::Longest, field: Some("stop_reason"), ..StopQuirks::COMMON },
     usage: UsageQuirks { has_continuous: true, runs: true, ..UsageQuirks::COMMON },
@@ -162,135 +166,73 @@ impl Codec for Vllm {
         let renders = answers
             .text(shared::CHAT_RENDER)
             .is_some_and(|body| shared::read_render(body.as_bytes()).is_ok());
+        let limits = OutputLimits {
+            most: rendered.as_ref().and_then(|params| limit_in(params, context.saturating_sub(1))),
+            chat: match chat_limit(answers, context) {
+                // `max_new_tokens` of a generation config that is not known may be lower.
+                _ if !renders || rendered.is_none() => MaxTokens::Unknown,
+                limit => limit.map_or(MaxTokens::Context, MaxTokens::Tokens),
+            },
+            ..QUIRKS.limits
+        };
+        let defaults =
+            ServerDefaults { sampling: rendered.as_ref().map(defaults), ..ServerDefaults::default() };
+        let since = |first: [u32; 2]| shared::version(&version).is_some_and(|version| version >= first);
+        let started = shared::started(metrics);
+        let pages = Pages {
+            renders,
+            derenders: renders && since(DERENDERS),
+            // With several API servers, each knows only its requests; together they show no start
+            // time.
+            aborts: since(ABORTS) && is_open(answers) && started.is_some(),
+            load: Some(METRICS),
+        };
+        let block = block.and_then(|block| block.parse().ok()).map_or(BLOCK, shared::block);
         Ok(Engine {
-            started: shared::started(metrics),
+            process: ProcessMarks { started, ..ProcessMarks::default() },
             context: Some(context),
             methods: methods.into_iter().filter_map(|(has, method)| has.then_some(method)).collect(),
             risky: if score && !safe { vec![VerifyMethod::Score] } else { Vec::new() },
-            defaults: rendered.as_ref().map(defaults),
-            max_tokens: rendered.as_ref().and_then(|params| limit_in(params, context.saturating_sub(1))),
-            default_tokens: chat_limit(answers, context),
-            limit_known: renders && rendered.is_some(),
+            defaults,
+            limits,
             noise: Noise::Call,
-            block: block.and_then(|block| block.parse().ok()).map_or(BLOCK, shared::block),
-            rows: RowShape::Full,
-            lanes: Some(MAX_PROMPTS),
-            // With several API servers, each knows only its requests; together they show no start
-            // time.
-            aborts: shared::version(&version).is_some_and(|version| version >= ABORTS)
-                && is_open(answers)
-                && shared::started(metrics).is_some(),
+            cache: PrefixCache { block, ..PrefixCache::default() },
+            pages,
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
             watermarks: shared::metric(metrics, &["vllm:watermark_requests_total"]).is_some(),
-            renders,
-            derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
-            broken_end: BrokenEnd::Omitted,
-            load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
         })
     }
 
-    fn confirmer(
-        &self,
-        engine: &Engine,
-        config: &GenerationConfig,
-        text: &[TokenId],
-        seed: u64,
-    ) -> Option<Confirmer> {
-        let config = config.clone();
-        let config = if penalty_defaults(engine) { config } else { config.without_output_penalties() };
-        let reports = engine.defaults.is_some() && engine.limit_known;
-        (!reports).then(|| Confirmer::new(engine, config, text, seed))
-    }
-
-    fn start_page(&self) -> Option<&'static str> {
-        Some(METRICS)
-    }
-
-    /// Penalties on output tokens miss those that have become prompt. A bias instead of them rounds
-    /// otherwise, and cannot replace a penalty on presence where a later request goes on for more
-    /// than one token. The repetition penalty counts prompt and output; `min_tokens` is counted
-    /// here.
-    fn refuses(&self, engine: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
-        let marked = (engine.watermarks && sampling.temperature > 0.0, "watermarking");
-        Refused::by_first(PassthroughReason::Parameter, &sampling.output_penalties())
-            .or_else(|| Refused::by_first(PassthroughReason::Parameter, &[marked]))
-            .or_else(|| unknown_penalty(engine, sampling))
-    }
-
-    fn methods_for(
+    fn methods(
         &self,
         engine: &Engine,
         _: &Request,
         sampling: &Sampling,
         settled: bool,
-    ) -> Vec<VerifyMethod> {
-        let is_sampled = settled && sampling.seed.is_none() && !engine.special.is_empty();
-        let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
+    ) -> Result<Vec<VerifyMethod>, Refused> {
+        if let Some(refused) = refused(engine, sampling) {
+            return Err(refused);
+        }
+        let is_sampled = settled && sampling.seed.is_none() && !engine.tokens.special.is_empty();
+        let greedy = settled && sampling.plainly_greedy() && !engine.tokens.special.is_empty();
         let scores = (is_sampled || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
         let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
-        engine.methods.iter().copied().filter(may).collect()
+        Ok(engine.methods.iter().copied().filter(may).collect())
     }
 
-    fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens {
-        match request.route {
-            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
-            // `max_new_tokens` of a generation config that is not known may be lower.
-            Route::Chat if !engine.limit_known => MaxTokens::Unknown,
-            Route::Chat => engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens),
-        }
-    }
-
-    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
-        let mut body = shared::streamed(request, shared::continuous_usage());
-        body.insert("return_token_ids".into(), Value::Bool(true));
-        Call { path: request.route.path(), body: bytes(&body) }
-    }
-
-    fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, nulls: true, ..Additive::of(request) }
+    fn additions(&self, _: &Engine, request: &Request, _: u64) -> Additions {
+        let traces = Additive { usage: true, nulls: true, ..Additive::of(request) };
+        Additions { members: vec![("return_token_ids", json!(true))], traces }
     }
 
     /// Unstreamed answers are written with every field (`model_dump`), events only with those that
-    /// were set (0.32, `chat_completion/protocol.py` and `completion/protocol.py`).
-    fn last_members(&self, _: &Engine, route: Route, unstreamed: bool) -> Value {
-        let choice = match (route, unstreamed) {
-            (Route::Chat, true) => json!({
-                "message": { "refusal": null, "annotations": null, "audio": null, "function_call": null,
-                    "reasoning": null },
-                "stop_reason": null, "token_ids": null, "routed_experts": null,
-            }),
-            (Route::Completions, true) => json!({
-                "stop_reason": null, "token_ids": null, "prompt_logprobs": null, "prompt_token_ids": null,
-                "routed_experts": null,
-            }),
-            (Route::Chat, false) => json!({ "stop_reason": null }),
-            (Route::Completions, false) => json!({}),
-        };
-        let mut members = json!({ "choices": [choice] });
-        if !unstreamed {
-            return members;
-        }
-        let mut top = json!({
-            "service_tier": null, "system_fingerprint": null, "kv_transfer_params": null,
-            "ec_transfer_params": null, "metrics": null,
-            "usage": { "prompt_tokens_details": null, "completion_tokens_details": null },
-        });
-        if route == Route::Chat {
-            let chat = json!({ "prompt_logprobs": null, "prompt_token_ids": null, "prompt_text": null });
-            foretell_wire::openai::fill(&mut top, &chat);
-        }
-        foretell_wire::openai::fill(&mut members, &top);
-        members
-    }
-
-    /// The last event of a stream leaves out what is null within the details.
-    fn complete(&self, answer: &mut Value) {
+    /// were set, and without nulls in the details of usage (0.32, `chat_completion/protocol.py` and
+    /// `completion/protocol.py`).
+    fn complete(&self, _: &Engine, route: Route, answer: &mut Value) {
+        fill(answer, &unset(route));
         if let Some(details @ Value::Object(_)) = answer.pointer_mut("/usage/prompt_tokens_details") {
-            foretell_wire::openai::fill(
-                details,
-                &json!({ "created_cache_tokens": null, "multimodal_tokens": null }),
-            );
+            fill(details, &json!({ "created_cache_tokens": null, "multimodal_tokens": null }));
         }
         order(answer.pointer_mut("/choices/0/message"), &MESSAGE);
         order(answer.pointer_mut("/choices/0"), &CHOICE);
@@ -298,28 +240,13 @@ impl Codec for Vllm {
         order(Some(answer), &ANSWER);
     }
 
-    /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted
-    /// stream has it too (0.32, `token_in_token_out/api_router.py` and
-    /// `chat_completion/serving.py`). The engine numbers a completion's prompts.
-    fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
-        let id = match route {
-            Route::Chat => format!("chatcmpl-{request_id}"),
-            Route::Completions => format!("cmpl-{request_id}-0"),
-        };
-        Some(Call { path: ABORT, body: bytes(&json!({ "request_ids": [id] })) })
-    }
-
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         let sampling = minimum::behind(sampling, context.output.len(), max_tokens);
         shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(&sampling))
     }
 
-    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
-        let mut chunk = shared::chunk(event)?;
-        // In running usage there are nulls; at the end of a stream there are none.
-        if let Some(Value::Object(usage)) = &mut chunk.usage {
-            usage.retain(|_, value| !value.is_null());
-        }
+    fn chunk(&self, kind: RequestKind, event: &Event) -> Result<Chunk, Unreadable> {
+        let chunk = shared::chunk(event)?;
         Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
 
@@ -330,9 +257,7 @@ impl Codec for Vllm {
                 let most = MAX_PROMPTS.min(minimum::nodes(round).saturating_add(1));
                 Ok(shared::fan_out(round, most, &shared::client_fields_with_ids(&sampling)))
             }
-            VerifyMethod::Score => {
-                token_endpoint::score_request(round, token_endpoint::scored_nodes(engine, round))
-            }
+            VerifyMethod::Score => token_endpoint::score_request(engine, round),
             VerifyMethod::Tree => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
@@ -348,31 +273,8 @@ impl Codec for Vllm {
         if round.method == VerifyMethod::Score {
             return token_endpoint::score_result(engine, round, request.nodes, body);
         }
-        let sent = shared::fan_out_tokens(round, request.nodes);
-        let result = shared::fan_out_result(request.nodes + 1, sent, body)?;
+        let result = shared::fan_out_result(round, request.nodes, body)?;
         Ok(shared_cache(round, request.nodes, result))
-    }
-
-    /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
-    /// number that JSON cannot express, the answer is this error, whatever the request was.
-    fn is_undecided(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
-        let says = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
-        method == VerifyMethod::Score && status == 400 && says(b"Out of range float values")
-    }
-
-    /// Where the cache covers a part of a scored draft (an earlier request had this text), none of
-    /// its rows can be read. It cannot cover a part of a block that the prompt does not fill.
-    fn retry(&self, engine: &Engine, round: &Round<'_>, request: &VerifyRequest) -> Option<VerifyRequest> {
-        let nodes = request.nodes.min(token_endpoint::uncached_nodes(engine, round.context.len()));
-        let fewer = round.method == VerifyMethod::Score && nodes < request.nodes;
-        fewer.then(|| token_endpoint::score_request(round, nodes).ok()).flatten()
-    }
-
-    /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens
-    /// being invalid.
-    fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
-        let listed = token_endpoint::listed_rows(body)?;
-        Some(if listed < prompt { RowShape::Tail } else { RowShape::Full })
     }
 
     fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
@@ -393,11 +295,6 @@ impl Codec for Vllm {
             VerifyMethod::FanOut => "its answers carry no token ids in this version".to_owned(),
             VerifyMethod::Tree => "vLLM has no such endpoint".to_owned(),
         }
-    }
-
-    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
-        let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
-        Some(Question::post(TOKENIZE, body))
     }
 
     fn load(&self, body: &str) -> Option<Load> {
@@ -431,16 +328,47 @@ fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
     one.get("sampling_params")?.as_object().cloned()
 }
 
-/// True if the server takes penalties on output from its generation config.
-fn penalty_defaults(engine: &Engine) -> bool {
-    shared::version(&engine.version).is_some_and(|version| version >= PENALTY_DEFAULTS)
+/// Reason why the engine cannot continue a request with this sampling. Penalties on output tokens
+/// miss those that have become prompt. A bias instead of them rounds otherwise, and cannot replace
+/// a penalty on presence where a later request goes on for more than one token. The repetition
+/// penalty counts prompt and output; `min_tokens` is counted here.
+fn refused(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
+    let marked = (engine.watermarks && sampling.temperature > 0.0, "watermarking");
+    Refused::by_first(PassthroughReason::Parameter, &sampling.output_penalties())
+        .or_else(|| Refused::by_first(PassthroughReason::Parameter, &[marked]))
+        .or_else(|| unknown_penalty(engine, sampling))
+}
+
+/// The members of an unstreamed answer that are null where they do not apply.
+fn unset(route: Route) -> Value {
+    let mut answer = json!({
+        "service_tier": null, "system_fingerprint": null, "kv_transfer_params": null,
+        "ec_transfer_params": null, "metrics": null,
+        "usage": { "prompt_tokens_details": null, "completion_tokens_details": null },
+    });
+    let more = match route {
+        Route::Chat => json!({
+            "choices": [{
+                "message": { "refusal": null, "annotations": null, "audio": null, "function_call": null,
+                    "reasoning": null },
+                "stop_reason": null, "token_ids": null, "routed_experts": null,
+            }],
+            "prompt_logprobs": null, "prompt_token_ids": null, "prompt_text": null,
+        }),
+        Route::Completions => json!({
+            "choices": [{ "stop_reason": null, "token_ids": null, "prompt_logprobs": null,
+                "prompt_token_ids": null, "routed_experts": null }],
+        }),
+    };
+    fill(&mut answer, &more);
+    answer
 }
 
 /// The first penalty on output that the client does not set, and whose default at the server is not
 /// known.
 fn unknown_penalty(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
     let fields = [SamplingField::PresencePenalty, SamplingField::FrequencyPenalty];
-    if engine.defaults.is_some() || !penalty_defaults(engine) {
+    if engine.defaults.sampling.is_some() || !QUIRKS.model_defaults.has_penalties(&engine.version) {
         return None;
     }
     let open = fields.into_iter().find(|&field| !sampling.set_by_client.has(field));

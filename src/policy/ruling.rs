@@ -72,7 +72,7 @@ impl Ruling {
             first_token: policy.gates.first_token,
             lookups: lookups.collect(),
             context_max: server.context_max(),
-            segment: server.engine.segment,
+            segment: server.engine.quirks().segment,
             control_group: group.in_control,
         };
         let model = parts.iter().find_map(|part| match part {

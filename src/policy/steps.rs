@@ -169,10 +169,7 @@ pub(super) fn exact(
     sampling: &(Sampling, bool),
 ) -> Result<Vec<VerifyMethod>, Halt> {
     let (sampling, settled) = sampling;
-    if let Some(refused) = server.engine.refuses(request, sampling) {
-        return Err(refused.into());
-    }
-    let methods = server.engine.methods_for(request, sampling, *settled);
+    let methods = server.engine.methods_for(request, sampling, *settled)?;
     if !methods.is_empty() {
         return Ok(methods);
     }

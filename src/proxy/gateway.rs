@@ -2,7 +2,6 @@
 //! runner, and answers.
 
 pub mod facts;
-pub mod passthrough;
 pub mod proxy;
 pub mod route;
 pub mod tenant;

@@ -16,7 +16,9 @@ mod head;
 mod inject;
 pub mod live;
 pub mod mode;
+mod observed;
 mod parsing;
+pub mod passthrough;
 mod plain;
 pub mod plan;
 mod resend;
@@ -25,12 +27,12 @@ mod run;
 mod session_loop;
 mod sink;
 pub mod tap;
-mod untouched;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt};
+use http::Response;
 use tokio::sync::Semaphore;
 
 use crate::learning::Learnt;
@@ -41,7 +43,7 @@ use crate::learning::recording::{Record, Recorder};
 use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
-use crate::serving::exchange::{Exchange, Joining, Serve, Served};
+use crate::serving::exchange::{Exchange, Joining, Serve};
 use crate::serving::grammar::Grammar;
 use crate::serving::plan::{CallLimits, SessionPlan};
 use crate::serving::ruling::Rulebook;
@@ -55,6 +57,7 @@ use foretell_drafts::joins::Terms;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::identity::{Identities, Identity, ServerKnowledge};
+use foretell_net::http::body::Body;
 use foretell_net::random::fresh_seed;
 use foretell_observe::Observer;
 use foretell_observe::metrics::Stage;
@@ -100,9 +103,9 @@ fn format_permission(
     grammar: &Grammar,
 ) -> Option<Permission> {
     let engine = &identity.engine;
-    let has_ids = engine.dialect.codec().reports_ids(request.route) || engine.reports_first_token(request);
+    let has_ids = engine.reports_ids(request);
     let lost = |stop: &String| identity.tokenizer.touches_special(stop);
-    let stops = engine.dialect.quirks().stops.in_special && request.stop.iter().any(lost);
+    let stops = engine.quirks().stops.in_special && request.stop.iter().any(lost);
     if !has_ids || stops {
         return Some(Permission::Plain(PlainReason::UntrustedIds));
     }
@@ -217,7 +220,7 @@ impl SessionRunner {
         let permission = ruling.rules.permission;
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
-        let noise_is_known = identity.engine.dialect.quirks().shares_noise;
+        let noise_is_known = identity.engine.quirks().shares_noise;
         let mut sampling = ruling.sampling.clone();
         if noise_is_known {
             sampling.seed = Some(seed);
@@ -333,8 +336,7 @@ impl SessionRunner {
     ) -> Drafting {
         // Where the target's noise cannot be reproduced, its most probable token is the best guess:
         // draft greedily.
-        let temperature =
-            if identity.engine.dialect.quirks().shares_noise { sampling.temperature } else { 0.0 };
+        let temperature = if identity.engine.quirks().shares_noise { sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..sampling.clone() };
         let bounded = self.setup.draft_timeout.is_some();
         Drafting::new(drafter, sampling, bounded, Arc::clone(observer))
@@ -342,12 +344,12 @@ impl SessionRunner {
 }
 
 impl Serve for SessionRunner {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Response<Body>> {
         let prepared = self.prepare(&exchange);
         async move {
             match prepared {
                 Ok(run) => Box::pin(run.begin(exchange)).await,
-                Err(why) => Err(exchange.decline(why)),
+                Err(why) => exchange.decline(why).await,
             }
         }
         .boxed()

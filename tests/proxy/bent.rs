@@ -59,11 +59,11 @@ fn read(message: &Message, stream: bool) -> Read {
         };
         let all: Vec<String> = text.split("\n\n").map(data).filter(|data| !data.is_empty()).collect();
         read.done = all.iter().any(|data| data == "[DONE]");
-        let json = |data: &String| match Data::of(data) {
-            Data::Answer(event) => Some(event),
+        let json = |data: String| match Data::of(data) {
+            Data::Answer(event) => Some(event.value()),
             Data::Foreign(_) | Data::Damaged => None,
         };
-        all.iter().filter_map(json).collect()
+        all.into_iter().filter_map(json).collect()
     } else {
         vec![serde_json::from_slice(&bytes).unwrap_or_else(|_| json!({"error": text}))]
     };
@@ -71,7 +71,7 @@ fn read(message: &Message, stream: bool) -> Read {
         if let Some(error) = event::error(event) {
             write!(read.wrong, "error {error} ").unwrap();
         }
-        for choice in event::choices(event) {
+        for choice in event["choices"].as_array().into_iter().flatten() {
             let texts = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
             read.text.extend(texts.iter().filter_map(|text| text.as_str()));
             if let Some(reason) = event::finish_reason(choice) {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::Dialect;
+use crate::{Dialect, SpecialTokens};
 use foretell_wire::openai::{Sampling, SetFields};
 
 const CONTEXT: usize = 4096;
@@ -95,7 +95,11 @@ fn config(file: &str) -> GenerationConfig {
 }
 
 fn engine() -> Engine {
-    Engine { context: Some(CONTEXT), special: vec![0, 1], ..Engine::new(Dialect::Vllm, "m", "0.32.0") }
+    Engine {
+        context: Some(CONTEXT),
+        tokens: SpecialTokens { special: vec![0, 1], ..SpecialTokens::default() },
+        ..Engine::new(Dialect::Vllm, "m", "0.32.0")
+    }
 }
 
 fn confirmed_idle(file: &str, server: &mut Server, idle: bool) -> Engine {
@@ -115,7 +119,7 @@ fn confirmed(file: &str, server: &mut Server) -> Engine {
 }
 
 fn doubts(engine: &Engine) -> (Vec<&'static str>, Vec<&'static str>) {
-    let found = engine.confirmation.clone().unwrap();
+    let found = engine.defaults.confirmation.clone().unwrap();
     (found.contradicted, found.unconfirmed)
 }
 
@@ -125,12 +129,12 @@ fn a_server_that_follows_the_file_is_confirmed_in_few_calls() {
         let mut server = Server::of(file);
         let engine = confirmed(file, &mut server);
         assert_eq!(doubts(&engine), (vec![], vec![]), "{file}");
-        assert_eq!(engine.defaults, Some(config(file).defaults));
-        assert_eq!((engine.limit_known, engine.default_tokens), (true, config(file).max_tokens));
-        assert_eq!(engine.max_tokens, None);
-        let calls = engine.confirmation.as_ref().unwrap().calls as usize;
+        assert_eq!(engine.defaults.sampling, Some(config(file).defaults));
+        assert_eq!(engine.limits.chat, config(file).max_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens));
+        assert_eq!(engine.limits.most, None);
+        let calls = engine.defaults.confirmation.as_ref().unwrap().calls as usize;
         assert!(calls == server.calls && calls <= LIMITS + 4 * F::ALL.len() + 3 * 2, "{calls} calls");
-        assert_eq!(engine.confirmation.as_ref().unwrap().problem(), None);
+        assert_eq!(engine.defaults.confirmation.as_ref().unwrap().problem(), None);
     }
 }
 
@@ -153,7 +157,7 @@ fn every_field_that_the_server_does_not_follow_is_named() {
         }
         let engine = confirmed(FILE, &mut server);
         assert_eq!(doubts(&engine), (vec![names[at]], vec![]));
-        let problem = engine.confirmation.unwrap().problem().unwrap();
+        let problem = engine.defaults.confirmation.unwrap().problem().unwrap();
         assert!(problem.contains(names[at]) && problem.contains("--enable-scale-out"), "{problem}");
         let mut server = Server::of(FILE);
         server.defaults.temperature = 0.0;
@@ -170,20 +174,24 @@ fn the_limit_is_read_from_refusals() {
     let with = |file: &str, max_tokens, cap| {
         let mut server = Server { max_tokens, cap, ..Server::of("{}") };
         let engine = confirmed(file, &mut server);
-        (engine.limit_known, engine.default_tokens, engine.max_tokens)
+        (engine.limits.chat, engine.limits.most)
     };
-    assert_eq!(with(r#"{"max_new_tokens": 9000}"#, Some(9000), None), (true, None, None));
-    assert_eq!(with(r#"{"max_new_tokens": 20}"#, Some(20), None), (true, Some(20), None));
-    assert_eq!(with(r#"{"max_new_tokens": 20}"#, Some(20), Some(20)), (true, Some(20), Some(20)));
-    assert_eq!(with(r#"{"max_new_tokens": 20}"#, Some(30), None), (false, Some(30), None));
-    assert_eq!(with(r#"{"max_new_tokens": 20}"#, None, None), (false, None, None));
-    assert_eq!(with("{}", Some(30), None), (false, Some(30), None));
+    assert_eq!(with(r#"{"max_new_tokens": 9000}"#, Some(9000), None), (MaxTokens::Context, None));
+    assert_eq!(with(r#"{"max_new_tokens": 20}"#, Some(20), None), (MaxTokens::Tokens(20), None));
+    assert_eq!(with(r#"{"max_new_tokens": 20}"#, Some(20), Some(20)), (MaxTokens::Tokens(20), Some(20)));
+    assert_eq!(with(r#"{"max_new_tokens": 20}"#, Some(30), None), (MaxTokens::Unknown, None));
+    assert_eq!(with(r#"{"max_new_tokens": 20}"#, None, None), (MaxTokens::Unknown, None));
+    assert_eq!(with("{}", Some(30), None), (MaxTokens::Unknown, None));
     let mut server = Server { silent: vec![2], ..Server::of("{}") };
     let engine = confirmed("{}", &mut server);
-    assert_eq!((engine.limit_known, doubts(&engine)), (false, (vec![], vec![MAX_TOKENS])));
+    assert_eq!((engine.limits.chat, doubts(&engine)), (MaxTokens::Unknown, (vec![], vec![MAX_TOKENS])));
     let mut server = Server { chats: false, ..Server::of("{}") };
     let engine = confirmed("{}", &mut server);
-    assert_eq!((engine.limit_known, doubts(&engine)), (false, (vec![], vec![])), "a model without chats");
+    assert_eq!(
+        (engine.limits.chat, doubts(&engine)),
+        (MaxTokens::Unknown, (vec![], vec![])),
+        "a model without chats"
+    );
 }
 
 #[test]
@@ -211,7 +219,7 @@ fn a_field_that_no_seed_decides_is_not_confirmed() {
     let doubted = |set: &[F], temperature| {
         let set_by_client = set.iter().fold(SetFields::default(), |set, field| set.with(*field));
         let sampling = Sampling { temperature, set_by_client, ..Sampling::default() };
-        engine.confirmation.as_ref().unwrap().doubted(&sampling)
+        engine.defaults.confirmation.as_ref().unwrap().doubted(&sampling)
     };
     assert_eq!(doubted(&[], 1.0), Some("top_p"));
     assert_eq!(doubted(&[F::TopP], 1.0), Some("presence_penalty"));
@@ -225,7 +233,7 @@ fn what_was_not_asked_is_not_confirmed() {
     let mut confirmer = Confirmer::new(&engine, config(FILE), &[5, 6, 7], 1);
     assert!(confirmer.next_call().is_some());
     confirmer.end(&mut engine);
-    let found = engine.confirmation.clone().unwrap();
+    let found = engine.defaults.confirmation.clone().unwrap();
     assert_eq!((found.contradicted.len(), found.unconfirmed.len()), (0, F::ALL.len() + 2));
-    assert!(!engine.limit_known && found.problem().is_some());
+    assert!(engine.limits.chat == MaxTokens::Unknown && found.problem().is_some());
 }

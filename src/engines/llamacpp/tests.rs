@@ -6,7 +6,7 @@ use foretell_wire::openai::{Judgement, SamplingField as F, SetFields, judge};
 fn engine() -> Engine {
     Engine {
         methods: vec![VerifyMethod::FanOut],
-        lanes: Some(4),
+        slots: Some(4),
         context: Some(2048),
         ..Engine::new(Dialect::LlamaCpp, "m", "b1-0c1e570")
     }
@@ -34,6 +34,10 @@ fn known(slots: usize, change: &Value) -> Engine {
     LlamaCpp.engine(&answers).unwrap()
 }
 
+fn read(kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    LlamaCpp.chunk(kind, &Event::of(event.to_string()).unwrap())
+}
+
 fn chain(tokens: &[TokenId]) -> Tree {
     Tree::chain(tokens, Source::Model, Features::default())
 }
@@ -59,12 +63,12 @@ const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
 #[test]
 fn a_server_is_known_by_its_props() {
     let engine = known(9, &json!({}));
-    assert_eq!((engine.context, engine.lanes, engine.seeded), (Some(2048), Some(9), false));
+    assert_eq!((engine.context, engine.slots, engine.defaults.seeded), (Some(2048), Some(9), false));
     assert_eq!(
-        (engine.methods.as_slice(), engine.load_path),
+        (engine.methods.as_slice(), engine.pages.load),
         ([VerifyMethod::FanOut].as_slice(), Some(SLOTS))
     );
-    let defaults = engine.defaults.unwrap();
+    let defaults = engine.defaults.sampling.unwrap();
     assert_eq!((defaults.top_k, defaults.repetition_penalty), (Some(40), 1.0));
     assert!((defaults.temperature - 0.8).abs() < 1e-6);
     let chat = request(Route::Chat, &json!({}));
@@ -81,7 +85,8 @@ fn one_slot_or_a_stateful_sampler_has_no_method_and_a_fixed_seed_is_a_seed() {
     let fixed = known(9, &json!({"seed": 42}));
     let open = request(Route::Chat, &json!({}));
     let refused = |engine: &Engine, request: &Request| {
-        engine.refuses(request, &engine.sampling(request).0).map(|refused| refused.reason)
+        let (sampling, settled) = engine.sampling(request);
+        engine.methods_for(request, &sampling, settled).err().map(|refused| refused.reason)
     };
     assert_eq!(refused(&fixed, &open), Some(PassthroughReason::Seed));
     assert_eq!(refused(&fixed, &request(Route::Chat, &json!({"temperature": 0}))), None);
@@ -103,23 +108,19 @@ fn parameters_that_the_server_ignores_are_refused() {
         let request = request(Route::Completions, &fields);
         let (sampling, _) = known(9, &json!({})).sampling(&request);
         assert_eq!(
-            LlamaCpp.refuses(&engine(), &request, &sampling),
+            refused(&engine(), &request, &sampling),
             fields.as_object().unwrap().keys().next().map(|name| by(name)),
             "{fields}"
         );
     }
-    for (route, refused) in [(Route::Completions, None), (Route::Chat, Some(by("n_probs")))] {
+    for (route, wanted) in [(Route::Completions, None), (Route::Chat, Some(by("n_probs")))] {
         let request = request(route, &json!({"n_probs": 0.0}));
-        assert_eq!(
-            LlamaCpp.refuses(&engine(), &request, &request.sampling),
-            refused,
-            "it is replaced in chats"
-        );
+        assert_eq!(refused(&engine(), &request, &request.sampling), wanted, "it is replaced in chats");
     }
     let house = known(9, &json!({"repeat_penalty": 1.05}));
     let request = request(Route::Completions, &json!({"presence_penalty": 0.5, "repetition_penalty": 1.0}));
     let (sampling, _) = house.sampling(&request);
-    assert_eq!(LlamaCpp.refuses(&house, &request, &sampling), None);
+    assert_eq!(refused(&house, &request, &sampling), None);
 }
 
 /// Later requests lack the field, so they would have the operator's sampler again.
@@ -127,7 +128,8 @@ fn parameters_that_the_server_ignores_are_refused() {
 fn a_client_that_switches_the_operators_sampler_off_is_not_speculated_on() {
     let refused = |house: &Value, fields: &Value| {
         let (engine, request) = (known(9, house), request(Route::Completions, fields));
-        engine.refuses(&request, &engine.sampling(&request).0).and_then(|refused| refused.parameter)
+        let (sampling, settled) = engine.sampling(&request);
+        engine.methods_for(&request, &sampling, settled).err().and_then(|refused| refused.parameter)
     };
     for (name, on, off) in [
         ("repeat_penalty", 1.1, 1.0),
@@ -192,7 +194,7 @@ fn a_plain_request_is_answered_whole_and_ends_by_stop_type() {
     );
     let read = |kind: &str| {
         let event = json!({"index": 0, "tokens": [7, 0], "stop_type": kind, "timings": {"prompt_n": 1}});
-        LlamaCpp.chunk(&engine(), RequestKind::Later, &event)
+        read(RequestKind::Later, &event)
     };
     let chunk = |finish: &str, ends| Chunk {
         tokens: vec![7, 0],
@@ -211,7 +213,7 @@ fn a_result_is_read_in_the_order_of_its_prompts() {
     let answer = |index: usize, token: u32, kind: &str| json!({"index": index, "tokens": [token], "stop_type": kind, "timings": {"cache_n": 25, "prompt_n": 2}});
     let (sampling, draft) = (Sampling::default(), chain(&[4]));
     let read = |body: Value| {
-        let asked = VerifyRequest { calls: vec![], nodes: 1 };
+        let asked = VerifyRequest { nodes: 1, ..VerifyRequest::default() };
         LlamaCpp.result(
             &engine(),
             &round(CONTEXT, &draft, &sampling),
@@ -233,7 +235,7 @@ fn stop_texts_of_the_servers_own_are_refused_whatever_was_sampled() {
     let read = |stop: Value, kind: &str| {
         let answer = |index: usize| json!({"index": index, "tokens": [4], "stop_type": kind, "generation_settings/stop": stop});
         let body = json!([answer(0), answer(1)]).to_string().into_bytes();
-        let asked = VerifyRequest { calls: vec![], nodes: 1 };
+        let asked = VerifyRequest { nodes: 1, ..VerifyRequest::default() };
         LlamaCpp.result(&engine(), &round(CONTEXT, &draft, &sampling), &asked, &[body])
     };
     assert!(read(json!(["User:"]), "limit").is_err() && read(json!(["User:"]), "word").is_err());
@@ -245,12 +247,12 @@ fn a_completion_brings_its_ids_in_the_native_object() {
     let event = json!({"choices": [{"text": " #", "index": 0, "logprobs": null, "finish_reason": null}],
         "__verbose": {"index": 0, "content": " #", "tokens": [358], "stop": false, "tokens_predicted": 1,
             "tokens_evaluated": 26}});
-    let chunk = LlamaCpp.chunk(&engine(), RequestKind::First, &event).unwrap();
+    let chunk = read(RequestKind::First, &event).unwrap();
     assert_eq!((chunk.tokens, chunk.count, chunk.prompt_count), (vec![358], Some(1), Some(26)));
     assert!(!chunk.doubtful && !chunk.pending);
     let end = json!({"choices": [{"text": "", "index": 0, "finish_reason": null}],
         "__verbose": {"tokens": [0], "tokens_predicted": 1, "tokens_evaluated": 2}});
-    assert!(LlamaCpp.chunk(&engine(), RequestKind::First, &end).unwrap().pending);
+    assert!(read(RequestKind::First, &end).unwrap().pending);
 }
 
 #[test]
@@ -260,37 +262,39 @@ fn a_chat_brings_its_ids_in_log_probabilities_and_is_counted() {
             "logprobs": {"content": ids}}], "timings": {"cache_n": 10, "prompt_n": 1, "predicted_n": 1}})
     };
     let told = event(json!([{"id": 1260, "token": "Return", "prob": 1.0}]));
-    let chunk = LlamaCpp.chunk(&engine(), RequestKind::First, &told).unwrap();
+    let chunk = read(RequestKind::First, &told).unwrap();
     assert_eq!((chunk.tokens, chunk.count, chunk.prompt_count), (vec![1260], Some(1), Some(11)));
     assert!(!chunk.doubtful);
-    assert!(LlamaCpp.chunk(&engine(), RequestKind::First, &event(json!([]))).unwrap().doubtful);
+    assert!(read(RequestKind::First, &event(json!([]))).unwrap().doubtful);
     let opening = json!({"choices": [{"finish_reason": null, "index": 0,
         "delta": {"role": "assistant", "content": null}}]});
-    let chunk = LlamaCpp.chunk(&engine(), RequestKind::First, &opening).unwrap();
+    let chunk = read(RequestKind::First, &opening).unwrap();
     assert!(!chunk.doubtful && !chunk.pending && chunk.tokens.is_empty());
 }
 
 #[test]
 fn additive_fields_are_taken_out_again() {
     let chat = request(Route::Chat, &json!({"temperature": 0}));
-    let body: Value = serde_json::from_slice(&LlamaCpp.first_request(&engine(), &chat, 1).body).unwrap();
+    let body: Value = serde_json::from_slice(&engine().first_request(&chat, 1).body).unwrap();
     assert_eq!((&body["logprobs"], &body["stream_options"]["include_usage"]), (&json!(true), &json!(true)));
     let mut event = json!({"choices": [{"index": 0, "delta": {}, "logprobs": {}}], "timings": {}, "id": "x"});
-    foretell_wire::openai::answer::strip(&mut event, LlamaCpp.additive(&engine(), &chat));
+    foretell_wire::openai::answer::strip(&mut event, engine().additive(&chat));
     assert_eq!(event, json!({"choices": [{"index": 0, "delta": {}}], "id": "x"}));
 }
 
 #[test]
 fn the_prompt_is_found_by_template_and_tokenizer() {
     let chat = request(Route::Chat, &json!({}));
-    let first = LlamaCpp.prompt_ids_call(&engine(), &chat).unwrap();
+    let PromptStep::Call(first) = LlamaCpp.prompt_step(&engine(), &chat, None).unwrap() else {
+        panic!("a call")
+    };
     assert_eq!(first.path, "/apply-template");
-    let next = LlamaCpp.read_prompt_answer(&engine(), &chat, br#"{"prompt":"<|user|>x"}"#).unwrap();
+    let next = LlamaCpp.prompt_step(&engine(), &chat, Some(br#"{"prompt":"<|user|>x"}"#)).unwrap();
     let body = br#"{"content":"<|user|>x","add_special":true,"parse_special":true}"#.to_vec();
-    assert_eq!(next, PromptAnswer::Call(Call { path: "/tokenize", body }));
-    let ids = LlamaCpp.read_prompt_answer(&engine(), &chat, br#"{"tokens":[2,7]}"#).unwrap();
-    assert_eq!(ids, PromptAnswer::Prompt(vec![2, 7]));
-    assert!(LlamaCpp.read_prompt_answer(&engine(), &chat, b"{}").is_err());
+    assert_eq!(next, PromptStep::Call(Call { path: "/tokenize", body }));
+    let ids = LlamaCpp.prompt_step(&engine(), &chat, Some(br#"{"tokens":[2,7]}"#)).unwrap();
+    assert_eq!(ids, PromptStep::Prompt(vec![2, 7]));
+    assert!(LlamaCpp.prompt_step(&engine(), &chat, Some(b"{}")).is_err());
 }
 
 #[test]

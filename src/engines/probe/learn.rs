@@ -149,7 +149,7 @@ impl Learning {
     /// Writes the conclusions into the engine's description.
     pub(super) fn conclude(&mut self, engine: &mut Engine) {
         self.conclude_cache();
-        engine.caches = self.cache.works.or(engine.caches);
+        engine.cache.works = self.cache.works.or(engine.cache.works);
         self.conclude_methods(engine);
         if self.is_placed() {
             engine.noise = Noise::Position;
@@ -210,7 +210,7 @@ impl Learning {
             repeated.nodes >= 2 && !repeated.fresh && much
         };
         let last = self.repeated.iter().rev().find(|repeated| repeated.method == VerifyMethod::FanOut);
-        if let Some(why) = engine.dialect.quirks().cache_setting
+        if let Some(why) = engine.quirks().cache_setting
             && last.as_ref().is_some_and(anew)
         {
             for method in std::mem::take(&mut engine.methods) {

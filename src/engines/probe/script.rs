@@ -148,7 +148,7 @@ impl Script {
 
     fn empty(engine: &Engine, room: usize) -> Self {
         let short = placed(SHORT, engine);
-        let long = placed(LONG.min(room.saturating_sub(SLACK + engine.block)), engine);
+        let long = placed(LONG.min(room.saturating_sub(SLACK + engine.cache.block)), engine);
         let long = (long > 2 * short && long + SLACK <= room).then_some(long);
         Self { tasks: VecDeque::new(), short, long, grown: [0; 2] }
     }
@@ -178,7 +178,7 @@ impl Script {
 /// The smallest length from `least` on that lies half way between two blocks, as a context does on
 /// average: an engine recomputes the tokens after the last full block.
 fn placed(least: usize, engine: &Engine) -> usize {
-    let block = engine.block.max(1);
+    let block = engine.cache.block.max(1);
     let offset = block / 2;
     let blocks = least.saturating_sub(offset).div_ceil(block);
     blocks * block + offset
@@ -187,24 +187,24 @@ fn placed(least: usize, engine: &Engine) -> usize {
 fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
     let Some(&first) = engine.methods.first() else { return tasks };
-    if engine.methods.contains(&VerifyMethod::Score) && engine.dialect.quirks().rows_may_change {
+    if engine.methods.contains(&VerifyMethod::Score) && engine.quirks().probe.rows_may_change {
         tasks.extend([Task::Same { repeat: false }, Task::Same { repeat: true }]);
     }
     let main = if long { ProbeContext::Long } else { ProbeContext::Short };
     // Slots are filled one by one, which takes long with a long context: the short one comes first.
-    let order = if engine.dialect.quirks().fills_slots {
+    let order = if engine.quirks().probe.fills_slots {
         [ProbeContext::Short, main]
     } else {
         [main, ProbeContext::Short]
     };
-    let seeded = engine.noise == Noise::Call && engine.dialect.quirks().noise_may_be_placed;
+    let seeded = engine.noise == Noise::Call && engine.quirks().probe.places_noise;
     for (turn, context) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
         if context == main {
             tasks.push_back(Task::Cold(context));
         }
         tasks.extend(rounds(engine, first, context));
         tasks.extend(plain_tasks(engine, context, context == main));
-        if context == main && engine.segment.is_none() {
+        if context == main && engine.quirks().segment.is_none() {
             tasks.push_back(Task::After(context));
         }
         for &method in engine.methods.iter().skip(1) {
@@ -233,7 +233,7 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
 
 /// The timed rounds of a verification method.
 fn rounds(engine: &Engine, method: VerifyMethod, context: ProbeContext) -> Vec<Task> {
-    let slots = engine.dialect.quirks().fills_slots && method == VerifyMethod::FanOut;
+    let slots = engine.quirks().probe.fills_slots && method == VerifyMethod::FanOut;
     let warm = slots.then_some(Task::Warm { method, context, nodes: MAX_GAMMA });
     warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { method, context, nodes })).collect()
 }
@@ -241,7 +241,7 @@ fn rounds(engine: &Engine, method: VerifyMethod, context: ProbeContext) -> Vec<T
 /// The plain requests that time a decode step: a stream, or two unstreamed answers, whose
 /// difference counts.
 fn plain_tasks(engine: &Engine, context: ProbeContext, leaves: bool) -> Vec<Task> {
-    if engine.segment.is_none() {
+    if engine.quirks().segment.is_none() {
         return vec![Task::Plain { context, leaves }];
     }
     [true, false].map(|one| Task::Unstreamed { context, one }).to_vec()

@@ -1,5 +1,6 @@
 use super::super::recognise::{Reply, dialect_of};
 use super::*;
+use crate::{SpecialTokens, first_token};
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_wire::openai::{Judgement, SetFields, judge};
 
@@ -7,10 +8,13 @@ fn engine() -> Engine {
     Engine {
         methods: vec![VerifyMethod::Score, VerifyMethod::FanOut],
         noise: Noise::Ignored,
-        special: vec![0],
-        may_end: vec![0],
+        tokens: SpecialTokens { eos: Vec::new(), special: vec![0], may_end: vec![0] },
         ..Engine::new(Dialect::Sglang, "m", "0.5.23")
     }
+}
+
+fn read(kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+    Sglang.chunk(kind, &Event::of(event.to_string()).unwrap())
 }
 
 fn chain(tokens: &[TokenId]) -> Tree {
@@ -66,8 +70,8 @@ fn a_server_is_recognised_by_its_server_info() {
     let answers = answers(&info);
     assert_eq!(dialect_of(&answers), Some(Dialect::Sglang));
     let engine = Sglang.engine(&answers).unwrap();
-    assert_eq!((engine.block, engine.noise, engine.speculates), (64, Noise::Position, true));
-    assert_eq!((engine.context, engine.defaults), (Some(4096), Some(Defaults::OPENAI)));
+    assert_eq!((engine.cache.block, engine.noise, engine.speculates), (64, Noise::Position, true));
+    assert_eq!((engine.context, engine.defaults.sampling), (Some(4096), Some(Defaults::OPENAI)));
     assert_eq!(Sglang.questions(&answers).len(), 3);
 }
 
@@ -81,7 +85,7 @@ fn without_the_cache_or_with_unknown_defaults_nothing_is_promised() {
     let preferred = json!({"version": "0.5.23", "sampling_defaults": "openai",
         "preferred_sampling_params": {"top_p": 0.9}});
     let preferred = Sglang.engine(&answers(&preferred)).unwrap();
-    assert_eq!((preferred.defaults, preferred.operator_defaults), (None, true));
+    assert_eq!((preferred.defaults.sampling, preferred.defaults.preferred), (None, true));
 }
 
 #[test]
@@ -141,10 +145,7 @@ fn a_chat_is_speculated_on_only_if_it_sets_all_that_the_model_may_set() {
     let methods = |engine: &Engine, fields: Value| {
         let request = chat(&fields);
         let (sampling, settled) = engine.sampling(&request);
-        if let Some(refused) = engine.refuses(&request, &sampling) {
-            return Err(refused.parameter.unwrap());
-        }
-        Ok(Sglang.methods_for(engine, &request, &sampling, settled))
+        engine.methods_for(&request, &sampling, settled).map_err(|refused| refused.parameter.unwrap())
     };
     let may_be_the_models = Err("repetition_penalty");
     assert_eq!(methods(&engine(), json!({"temperature": 0})), may_be_the_models);
@@ -154,7 +155,8 @@ fn a_chat_is_speculated_on_only_if_it_sets_all_that_the_model_may_set() {
     assert_eq!(methods(&engine(), open), Err("top_k"));
     let full = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9, "top_k": -1, "min_p": 0.0});
     assert_eq!(methods(&engine(), full), Ok(vec![VerifyMethod::FanOut]));
-    let openai = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
+    let defaults = ServerDefaults { sampling: Some(Defaults::OPENAI), ..ServerDefaults::default() };
+    let openai = Engine { defaults, ..engine() };
     assert_eq!(
         methods(&openai, json!({"temperature": 0})),
         Ok(vec![VerifyMethod::Score, VerifyMethod::FanOut])
@@ -167,7 +169,7 @@ fn an_adapter_is_verified_by_its_own_route_only() {
     let methods = |model: &str| {
         let body = json!({"model": model, "prompt": "x", "temperature": 0});
         let request = request(Route::Completions, &body);
-        Sglang.methods_for(&engine(), &request, &greedy(), true)
+        Sglang.methods(&engine(), &request, &greedy(), true).unwrap()
     };
     assert_eq!(methods("m"), [VerifyMethod::Score, VerifyMethod::FanOut]);
     assert_eq!(methods("m:adapter"), [VerifyMethod::FanOut]);
@@ -177,8 +179,9 @@ fn an_adapter_is_verified_by_its_own_route_only() {
 fn parameters_that_count_output_or_crash_the_server_are_refused() {
     let refused = |engine: &Engine, fields: Value| {
         let request = chat(&fields);
-        let (sampling, _) = engine.sampling(&request);
-        engine.refuses(&request, &sampling).map(|refused| (refused.reason, refused.parameter.unwrap()))
+        let (sampling, settled) = engine.sampling(&request);
+        let refused = engine.methods_for(&request, &sampling, settled).err();
+        refused.map(|refused| (refused.reason, refused.parameter.unwrap()))
     };
     let parameter = |name: &'static str| Some((PassthroughReason::Parameter, name));
     let position = Engine { noise: Noise::Position, ..engine() };
@@ -210,7 +213,7 @@ fn both_names_of_the_ids_are_read() {
         let mut event = json!({"choices": [{"index": 0, "delta": {"content": "a", "reasoning_content": null},
             "finish_reason": null}]});
         event["choices"][0][name] = json!([7]);
-        Sglang.chunk(&engine(), RequestKind::First, &event).unwrap()
+        read(RequestKind::First, &event).unwrap()
     };
     for name in ["token_ids", "response_token_ids"] {
         assert_eq!((event(name).tokens, event(name).doubtful), (vec![7], false), "{name}");
@@ -249,7 +252,7 @@ fn told(server: &Value, model: &Value) -> Engine {
 fn a_first_token_is_asked_for_where_nothing_is_made_of_the_text() {
     let none = json!({});
     let plain = chat(&json!({}));
-    let tells = |engine: &Engine, request: &Request| Sglang.reports_first_token(engine, request);
+    let tells = |engine: &Engine, request: &Request| engine.reports_first_token(request);
     assert!(tells(&told(&none, &none), &plain));
     assert!(tells(
         &told(&json!({"chat_template": "/models/chat.jinja"}), &json!({"tool_call_parser": "qwen25"})),
@@ -277,7 +280,7 @@ fn a_first_token_is_asked_for_where_nothing_is_made_of_the_text() {
     assert!(!tells(&engine, &request(Route::Completions, &json!({"model": "m", "prompt": "x"}))));
     let asked =
         chat(&json!({"stream": true, "stream_options": {"include_usage": true}, "max_completion_tokens": 9}));
-    let call = Sglang.first_token_request(&engine, &asked);
+    let call = first_token::request(&asked);
     assert_eq!(
         String::from_utf8(call.body).unwrap(),
         r#"{"model":"m","messages":[{"role":"user","content":"x"}],"stream":false,"max_tokens":1,"return_token_ids":true,"return_prompt_token_ids":true}"#
@@ -297,8 +300,8 @@ fn one_token(pointer: &str, value: &Value) -> Value {
 
 #[test]
 fn a_first_token_with_anything_but_its_text_is_not_read() {
-    let first = Sglang.first_token(&one_token("/id", &json!("c"))).unwrap().unwrap();
-    let chunk = Sglang.chunk(&engine(), RequestKind::Later, &first.event).unwrap();
+    let first = first_token::read(&one_token("/id", &json!("c"))).unwrap().unwrap();
+    let chunk = read(RequestKind::Later, &first.event).unwrap();
     assert_eq!((chunk.tokens, chunk.prompt, chunk.text.as_str()), (vec![3], None, "Hi"));
     assert_eq!((chunk.finish, chunk.more.is_empty(), chunk.doubtful), (None, true, false));
     assert_eq!((first.prompt, first.token, first.text.as_deref()), (vec![1, 2], 3, Some("Hi")));
@@ -312,10 +315,10 @@ fn a_first_token_with_anything_but_its_text_is_not_read() {
         ("/choices/0/prompt_token_ids", json!([1])),
         ("/sglext", json!({"input_ids": [1, 2]})),
     ] {
-        assert!(Sglang.first_token(&one_token(pointer, &value)).is_err(), "{pointer} = {value}");
+        assert!(first_token::read(&one_token(pointer, &value)).is_err(), "{pointer} = {value}");
     }
     let aborted = one_token("/choices/0/finish_reason", &json!("abort"));
-    assert_eq!(Sglang.first_token(&aborted), Ok(None));
+    assert_eq!(first_token::read(&aborted), Ok(None));
 }
 
 /// The token that ends a text is told; a stop text is left to whoever goes on, and its token has
@@ -325,7 +328,7 @@ fn a_first_token_may_be_the_last() {
     let ended = |stop: Value| {
         let mut answer = one_token("/choices/0/finish_reason", &json!("stop"));
         answer["choices"][0]["matched_stop"] = stop;
-        let first = Sglang.first_token(&answer).unwrap().unwrap();
+        let first = first_token::read(&answer).unwrap().unwrap();
         (first.event["choices"][0]["finish_reason"].clone(), first.text.is_some())
     };
     assert_eq!(ended(json!(0)), (json!("stop"), true));
@@ -357,7 +360,7 @@ fn a_process_is_named_by_what_it_drew_and_measured_at_its_start() {
     let process = |info: Value| {
         let mut all = json!({"version": "0.5.23"});
         all.as_object_mut().unwrap().extend(info.as_object().unwrap().clone());
-        Sglang.engine(&answers(&all)).unwrap().process
+        Sglang.engine(&answers(&all)).unwrap().process.drawn
     };
     let one = process(json!({"random_seed": 7, "startup_time": {"load": 1.5}}));
     assert!(one.is_some());
@@ -374,7 +377,7 @@ fn a_process_is_named_by_what_it_drew_and_measured_at_its_start() {
 #[test]
 fn a_known_server_is_checked_by_pages_that_do_not_wait_for_its_scheduler() {
     let mut all = answers(&json!({"version": "0.5.23", "weight_version": "a"}));
-    let weights = |all: &Answers| Sglang.engine(all).unwrap().weights;
+    let weights = |all: &Answers| Sglang.engine(all).unwrap().process.weights;
     assert_eq!(weights(&all).as_deref(), Some("a"));
     let page = json!({"weight_version": "b"}).to_string().into_bytes();
     all.add(MODEL_INFO, Reply { status: 200, server: None, body: page });
@@ -398,10 +401,10 @@ fn a_method_is_missing_for_its_own_reason() {
 fn a_whole_answer_names_the_weights_of_all_its_tokens() {
     let weights = Some("default".to_owned());
     let whole = |version: &str| {
-        let engine = Engine { weights: weights.clone(), version: version.to_owned(), ..engine() };
+        let process = ProcessMarks { weights: weights.clone(), ..ProcessMarks::default() };
+        let engine = Engine { process, version: version.to_owned(), ..engine() };
         let mut answer = json!({"usage": {"completion_tokens": 8}});
-        foretell_wire::openai::fill(&mut answer, &Sglang.last_members(&engine, Route::Completions, true));
-        Sglang.complete(&mut answer);
+        Sglang.complete(&engine, Route::Completions, &mut answer);
         answer
     };
     let metadata = json!({"weight_version": "default",

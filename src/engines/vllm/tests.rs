@@ -1,16 +1,23 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::SpecialTokens;
 use foretell_core::draft::{Features, Source, Tree};
+use foretell_core::units::TokenId;
 
 fn engine() -> Engine {
     Engine {
         methods: vec![VerifyMethod::Score, VerifyMethod::FanOut],
-        block: 16,
-        special: vec![0],
-        may_end: vec![0],
+        cache: PrefixCache { block: 16, ..PrefixCache::default() },
+        tokens: SpecialTokens { eos: Vec::new(), special: vec![0], may_end: vec![0] },
         ..Engine::new(Dialect::Vllm, "m", "0.32.0")
     }
+}
+
+/// A server that reports its defaults.
+fn known() -> Engine {
+    let defaults = ServerDefaults { sampling: Some(Defaults::OPENAI), ..ServerDefaults::default() };
+    Engine { defaults, ..engine() }
 }
 
 fn chain(tokens: &[TokenId]) -> Tree {
@@ -40,16 +47,17 @@ proptest! {
         top_k in prop::option::of(1_u32..30),
         seed in prop::option::of(any::<u64>()),
         score in any::<bool>(),
-        reports_cached in any::<bool>(),
+        reports_hits in any::<bool>(),
         block in 1_usize..129,
     ) {
-        let engine = Engine { block, reports_cached, ..engine() };
+        let cache = PrefixCache { block, reports_hits, ..PrefixCache::default() };
+        let engine = Engine { cache, ..engine() };
         let sampling = Sampling { temperature, top_k, seed, ..Sampling::default() };
         let draft = chain(&tokens);
         let method = if score { VerifyMethod::Score } else { VerifyMethod::FanOut };
         let round = round(&prompt, &draft, &sampling, method);
         let Ok(asked) = Vllm.verify(&engine, &round) else { return Ok(()) };
-        let again = Vllm.retry(&engine, &round, &asked);
+        let again = engine.retry(&round, &asked);
         for call in asked.calls.iter().chain(again.iter().flat_map(|again| &again.calls)) {
             let body: Value = serde_json::from_slice(&call.body).unwrap();
             prop_assert!(body.get("prompt_logprobs").is_none());
@@ -69,7 +77,8 @@ proptest! {
         draft in 1_usize..33,
         block in prop::sample::select(vec![1_usize, 16, 32, 128]),
     ) {
-        let mut engine = Engine { block, ..engine() };
+        let cache = PrefixCache { block, ..PrefixCache::default() };
+        let mut engine = Engine { cache, ..engine() };
         let prompt = vec![7; context];
         let draft = chain(&vec![8; draft]);
         let sampling = greedy();
@@ -77,10 +86,10 @@ proptest! {
         // No multiple of the block size in n..n+k.
         let reads_no_block = |nodes: usize| (context..context + nodes).all(|position| position % block != 0);
         prop_assert!(reads_no_block(token_endpoint::scored_nodes(&engine, &round)));
-        engine.reports_cached = true;
+        engine.cache.reports_hits = true;
         let asked = Vllm.verify(&engine, &round).unwrap();
         prop_assert_eq!(asked.nodes, draft.len());
-        match Vllm.retry(&engine, &round, &asked) {
+        match engine.retry(&round, &asked) {
             Some(again) => prop_assert!(again.nodes < asked.nodes && reads_no_block(again.nodes)),
             None => prop_assert!(reads_no_block(asked.nodes), "the same call is not made twice"),
         }
@@ -227,7 +236,7 @@ fn all_prompts_of_a_fan_out_have_the_same_tokens_cached() {
 fn verification_methods_depend_on_the_sampling() {
     let methods = |sampling: &Sampling, settled: bool| {
         let request = request(&json!({"model": "m", "prompt": "x"}));
-        Vllm.methods_for(&engine(), &request, sampling, settled)
+        Vllm.methods(&known(), &request, sampling, settled).unwrap()
     };
     let fan_out = vec![VerifyMethod::FanOut];
     assert_eq!(methods(&greedy(), true), [VerifyMethod::Score, VerifyMethod::FanOut]);
@@ -249,12 +258,11 @@ fn verification_methods_depend_on_the_sampling() {
 fn a_chat_without_a_limit_is_not_speculated_on_where_the_limit_is_unknown() {
     let mut chat = request(&json!({"model": "m", "prompt": "x"}));
     chat.route = Route::Chat;
-    let defaults = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
-    let known = Engine { limit_known: true, ..defaults.clone() };
-    let limits = [&engine(), &defaults, &known].map(|engine| engine.limit(&chat));
+    let limited = |most, chat| Engine { limits: OutputLimits { most, chat, ..QUIRKS.limits }, ..known() };
+    let limits = [&engine(), &known(), &limited(None, MaxTokens::Context)].map(|engine| engine.limit(&chat));
     assert_eq!(limits, [MaxTokens::Unknown, MaxTokens::Unknown, MaxTokens::Context]);
-    assert_eq!(Engine { max_tokens: Some(99), ..known.clone() }.limit(&chat), MaxTokens::Tokens(99));
-    assert_eq!(Engine { default_tokens: Some(9), ..known }.limit(&chat), MaxTokens::Tokens(9));
+    assert_eq!(limited(Some(99), MaxTokens::Context).limit(&chat), MaxTokens::Tokens(99));
+    assert_eq!(limited(None, MaxTokens::Tokens(9)).limit(&chat), MaxTokens::Tokens(9));
 }
 
 /// `max_new_tokens` of the generation config is a default of chats, not a maximum.
@@ -278,17 +286,17 @@ fn defaults_that_later_requests_would_lose_are_refused() {
         let mut body = json!({"model": "m", "prompt": "x"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let request = request(&body);
-        engine.refuses(&request, &engine.sampling(&request).0).and_then(|refused| refused.parameter)
+        let (sampling, settled) = engine.sampling(&request);
+        engine.methods_for(&request, &sampling, settled).err().and_then(|refused| refused.parameter)
     };
     let set = json!({"presence_penalty": 0, "frequency_penalty": 0});
-    let told = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
     let older = Engine { version: "0.31.0".to_owned(), ..engine() };
     assert_eq!(refused(&engine(), &json!({})), Some("presence_penalty"));
     assert_eq!(refused(&engine(), &json!({"presence_penalty": 0})), Some("frequency_penalty"));
-    for (engine, more) in [(&engine(), &set), (&told, &json!({})), (&older, &json!({}))] {
+    for (engine, more) in [(&engine(), &set), (&known(), &json!({})), (&older, &json!({}))] {
         assert_eq!(refused(engine, more), None);
     }
-    let marking = Engine { watermarks: true, ..told };
+    let marking = Engine { watermarks: true, ..known() };
     assert_eq!(refused(&marking, &json!({})), Some("watermarking"));
     assert_eq!(refused(&marking, &json!({"temperature": 0})), None, "there is no mark without sampling");
 }

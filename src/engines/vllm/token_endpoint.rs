@@ -21,8 +21,8 @@ const MIN_TEMPERATURE: f64 = 0.01;
 /// text; and where cached rows are invalid and the server does not report how many there are, no
 /// further than the next block, because only full blocks are cached.
 pub(super) fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
-    let text = shared::text_stem(engine, round.draft);
-    if engine.rows == RowShape::Tail || engine.reports_cached {
+    let text = shared::text_stem(&engine.tokens.may_end, round.draft);
+    if engine.cache.rows == RowShape::Tail || engine.cache.reports_hits {
         return text;
     }
     text.min(uncached_nodes(engine, round.context.len()))
@@ -30,20 +30,23 @@ pub(super) fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
 
 /// Maximum number of tokens after a context of which no block ends among them.
 pub(super) fn uncached_nodes(engine: &Engine, context: usize) -> usize {
-    let block = engine.block.max(1);
+    let block = engine.cache.block.max(1);
     block - 1 - (context + block - 1) % block
 }
 
-/// The request that scores the first `nodes` nodes of a draft.
-pub(super) fn score_request(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
+/// The request that scores a draft. Where the cache covers a part of it (an earlier request had
+/// this text), none of its rows can be read. It cannot cover a part of a block that the prompt does
+/// not fill.
+pub(super) fn score_request(engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
     let width = score::width(round.sampling, MAX_LOGPROBS);
     let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
-    Ok(VerifyRequest { calls: vec![score_call(round, nodes, width, true)], nodes })
+    let nodes = scored_nodes(engine, round);
+    let decidable = nodes.min(uncached_nodes(engine, round.context.len()));
+    Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes, decidable })
 }
 
-/// The one call that asks for prompt log-probabilities, always with `detokenize: false`. `cached`:
-/// it reads the prefix cache.
-fn score_call(round: &Round<'_>, nodes: usize, width: usize, cached: bool) -> Call {
+/// The one call that asks for prompt log-probabilities, always with `detokenize: false`.
+fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
     let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
     let sampling = round.sampling;
     let mut params = json!({
@@ -59,7 +62,7 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize, cached: bool) -> Ca
         && let Some(params) = params.as_object_mut()
     {
         params.insert("prompt_logprobs".into(), width.into());
-        params.insert("skip_reading_prefix_cache".into(), (!cached).into());
+        params.insert("skip_reading_prefix_cache".into(), false.into());
     }
     // The one token that the engine samples; the rows before it are probabilities by logits alone.
     let least = minimum::behind(sampling, round.context.output.len() + path.len(), 1).min_tokens;
@@ -90,11 +93,6 @@ struct Scored {
 struct ScoredChoice {
     token_ids: Vec<TokenId>,
     finish_reason: Option<String>,
-}
-
-/// Number of rows of prompt log-probabilities in an answer; `None` if it has none.
-pub(super) fn listed_rows(body: &[u8]) -> Option<usize> {
-    Some(serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs?.len())
 }
 
 pub(super) fn score_result(

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use foretell_core::units::TokenId;
-use foretell_wire::openai::event::{self, Data};
+use foretell_wire::openai::event::Data;
 
 /// Splits a stream into the payloads of its `data:` fields, independent of chunk boundaries.
 #[derive(Debug, Default)]
@@ -141,25 +141,6 @@ impl Answer {
 }
 
 #[derive(Deserialize)]
-struct Chunk {
-    choices: Option<Vec<Choice>>,
-    usage: Option<Usage>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    text: Option<String>,
-    delta: Option<Delta>,
-    token_ids: Option<Vec<TokenId>>,
-    finish_reason: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-struct Delta {
-    content: Option<String>,
-}
-
-#[derive(Deserialize)]
 struct Usage {
     completion_tokens: u64,
     foretell: Option<ForetellUsage>,
@@ -176,28 +157,25 @@ pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
             done = true;
             break;
         }
-        let event = match Data::of(&String::from_utf8_lossy(&arrival.data)) {
+        let event = match Data::of(String::from_utf8_lossy(&arrival.data).into_owned()) {
             Data::Answer(event) => event,
             Data::Foreign(_) => continue,
             Data::Damaged => return Err(Failure::Unreadable("an event that is not JSON".into())),
         };
-        if let Some(error) = event::error(&event) {
-            return Err(Failure::Reported(message(error)));
+        if let Some(error) = event.error() {
+            return Err(Failure::Reported(message(&error)));
         }
-        let chunk = Chunk::deserialize(event).map_err(|error| Failure::Unreadable(error.to_string()))?;
-        for choice in chunk.choices.into_iter().flatten() {
-            let ended = choice.finish_reason.as_deref().and_then(event::reason).map(str::to_owned);
-            finish = ended.or(finish);
-            let text = choice.text.or(choice.delta.unwrap_or_default().content).unwrap_or_default();
-            let tokens = choice.token_ids.map_or(0, |ids| ids.len());
-            // Events without text (a role, an incomplete character, the end) are not visible to a
-            // reader.
-            if !text.is_empty() {
-                answer.text.push_str(&text);
-                answer.pieces.push(Piece { at: arrival.at, end: answer.text.len(), tokens });
-            }
+        finish = event.finish().or(finish);
+        let text = event.text();
+        // Events without text (a role, an incomplete character, the end) are not visible to a
+        // reader.
+        if !text.is_empty() {
+            answer.text.push_str(&text);
+            let ids = event.choice().and_then(|choice| choice.read::<Vec<TokenId>>("token_ids"));
+            let tokens = ids.map_or(0, |ids| ids.len());
+            answer.pieces.push(Piece { at: arrival.at, end: answer.text.len(), tokens });
         }
-        usage = chunk.usage.or(usage);
+        usage = event.top().read::<Usage>("usage").or(usage);
     }
     if !done {
         return Err(Failure::Cut(format!("after {} events, no [DONE]", arrivals.len())));

@@ -167,7 +167,7 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
 /// The problem with the engine's defaults, for which requests that leave them open are passed
 /// through; `None` if there is none.
 fn defaults_problem(engine: &Engine) -> Option<String> {
-    engine.confirmation.as_ref().and_then(Confirmation::problem)
+    engine.defaults.confirmation.as_ref().and_then(Confirmation::problem)
 }
 
 fn write_outcome(args: &ProbeArgs, outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
@@ -247,8 +247,8 @@ async fn measure(
 ) -> Result<Outcome, Unknown> {
     let mut engine = recognised.engine;
     let tokenizer = identity::tokenizer(replica, file, &engine).await?;
-    engine.special = tokenizer.special();
-    engine.may_end = tokenizer.may_end();
+    engine.tokens.special = tokenizer.special();
+    engine.tokens.may_end = tokenizer.may_end();
     seen.calls += if file.is_some() { 1 } else { 2 };
     if let Some(file) = file {
         identity::confirm(replica, &mut engine, &tokenizer, &ModelConfig::for_tokenizer(file)).await?;
@@ -262,7 +262,7 @@ async fn measure(
         context_max: methods.context_max as usize,
         allow: VerifyMethod::ALL.to_vec(),
     };
-    if engine.started.is_none() {
+    if engine.process.started.is_none() {
         let shown = probe::is_one(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
         if probe::failed_method(&shown).is_some() {
             return Ok(Outcome::Report(Box::new(ProbeReport::new(shown, seen, 0.0))));
@@ -280,7 +280,7 @@ async fn measure(
         limits.calls = limits.calls.saturating_sub(shown.calls);
     }
     // Short calls, which do not count against the limit.
-    seen.calls += engine.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
+    seen.calls += engine.defaults.confirmation.as_ref().map_or(0, |confirmation| confirmation.calls);
     let begun = Instant::now();
     let findings = probe::measure(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
     Ok(Outcome::Report(Box::new(ProbeReport::new(findings, seen, begun.elapsed().as_secs_f64()))))
@@ -348,7 +348,7 @@ fn write_engine(url: &str, report: &ProbeReport, out: &mut dyn Write) -> io::Res
     writeln!(out, "engine       {} {}", engine.dialect.name(), engine.version)?;
     let context = engine.context.map_or("not reported".to_owned(), |tokens| format!("{tokens} tokens"));
     writeln!(out, "model        {} (context {context})", engine.model)?;
-    let defaults = match &engine.defaults {
+    let defaults = match &engine.defaults.sampling {
         None => {
             "not known: requests that leave fields unset use fan_out on their route, or are passed through"
                 .to_owned()
@@ -363,7 +363,7 @@ fn write_engine(url: &str, report: &ProbeReport, out: &mut dyn Write) -> io::Res
         ),
     };
     writeln!(out, "defaults     {defaults}")?;
-    match &engine.confirmation {
+    match &engine.defaults.confirmation {
         Some(confirmation) if confirmation.problem().is_none() => {
             writeln!(out, "             of the model's folder, confirmed by {} calls", confirmation.calls)?;
         }
@@ -372,7 +372,7 @@ fn write_engine(url: &str, report: &ProbeReport, out: &mut dyn Write) -> io::Res
     if let Some(problem) = defaults_problem(engine) {
         writeln!(out, "problem      {problem}.")?;
     }
-    if let Some(most) = engine.max_tokens {
+    if let Some(most) = engine.limits.most {
         writeln!(out, "max_tokens   {most} at most")?;
     }
     if engine.speculates {
@@ -391,8 +391,8 @@ fn write_engine(url: &str, report: &ProbeReport, out: &mut dyn Write) -> io::Res
     for (method, why) in report.missing() {
         writeln!(out, "  no {:<10}{why}", method.name())?;
     }
-    if let Some(setting) = engine.dialect.quirks().render_setting {
-        let chats = if engine.renders {
+    if let Some(setting) = engine.quirks().render_setting {
+        let chats = if engine.pages.renders {
             "speculated on once models[].parsers names its parsers".to_owned()
         } else {
             format!("passed through: it takes {setting}")
@@ -413,7 +413,8 @@ fn write_cache(report: &ProbeReport, out: &mut dyn Write) -> io::Result<()> {
     let times = cache.cold.zip(cache.warm).map_or(String::new(), |(cold, warm)| {
         format!("; a long prompt: first {}, repeated {}", millis(cold), millis(warm))
     });
-    let block = if engine.block == 1 { "1 token".to_owned() } else { format!("{} tokens", engine.block) };
+    let block =
+        if engine.cache.block == 1 { "1 token".to_owned() } else { format!("{} tokens", engine.cache.block) };
     writeln!(out, "prefix cache {state} ({how}{times}; block size {block})")?;
     let seeds = match probe::noise(engine) {
         "position" => "a seeded output continues the same from any position: seeded requests are eligible",

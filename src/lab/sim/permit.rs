@@ -7,7 +7,7 @@ use foretell_config::{load, process};
 use foretell_core::control::groups::ControlGate;
 use foretell_core::session::Rules;
 use foretell_core::words::{Mode, VerifyMethod};
-use foretell_engines::{Dialect, Engine, Noise};
+use foretell_engines::{Dialect, Engine, Noise, PrefixCache, ServerDefaults, SpecialTokens};
 use foretell_policy::part::ModelState;
 use foretell_policy::{
     Admitted, Fact, Group, Holdback, LiveGates, Ruling, Server, ServerState, Subjects, Terms, plan,
@@ -111,13 +111,12 @@ fn engine(methods: &[VerifyMethod], context: usize) -> Engine {
     let dialect = if methods.contains(&VerifyMethod::Tree) { Dialect::Onnx } else { Dialect::Vllm };
     Engine {
         methods: methods.to_vec(),
-        defaults: Some(Defaults::OPENAI),
+        defaults: ServerDefaults { sampling: Some(Defaults::OPENAI), ..ServerDefaults::default() },
         context: Some(context),
         noise: Noise::Position,
-        reports_cached: true,
+        cache: PrefixCache { reports_hits: true, ..PrefixCache::default() },
         // The special tokens are known; vLLM's scores are read only then.
-        special: vec![0],
-        may_end: vec![0],
+        tokens: SpecialTokens { eos: Vec::new(), special: vec![0], may_end: vec![0] },
         ..Engine::new(dialect, "m", "1")
     }
 }

@@ -28,7 +28,7 @@ use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
 use foretell_core::words::{PassthroughReason, VerifyMethod};
 use foretell_engines::Confirmation;
-use foretell_engines::{Dialect, Engine};
+use foretell_engines::{Dialect, Engine, PrefixCache};
 use foretell_parsers::parse::Parsers;
 use foretell_parsers::text::Tokenizer;
 
@@ -87,12 +87,12 @@ impl Identity {
     /// engine that reports its start time is known to be a single one: its cache may just be too
     /// small for the concurrent requests.
     pub fn may_be_many(&self) -> bool {
-        self.engine.started.is_none() && self.rounds_seen.finds_nothing_cached()
+        self.engine.process.started.is_none() && self.rounds_seen.finds_nothing_cached()
     }
 
     /// True if the other has another key, or knows of a renderer that was away before.
     fn is_news(&self, other: &Self) -> bool {
-        self.engine_start != other.engine_start || self.engine.renders != other.engine.renders
+        self.engine_start != other.engine_start || self.engine.pages.renders != other.engine.pages.renders
     }
 
     /// True if the other is certainly not the same engine. One that was only unreachable, and
@@ -107,7 +107,8 @@ impl Identity {
 
     /// A copy whose engine is known to have a working prefix cache.
     fn seen_caching(&self) -> Self {
-        let engine = Engine { caches: Some(true), ..(*self.engine).clone() };
+        let cache = PrefixCache { works: Some(true), ..self.engine.cache };
+        let engine = Engine { cache, ..(*self.engine).clone() };
         Self { engine: Arc::new(engine), ..self.clone() }
     }
 }
@@ -255,7 +256,7 @@ impl Identities {
                     "engine": identity.engine.dialect.name(),
                     "engine_start": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
                     "verify": methods,
-                    "problem": identity.engine.confirmation.as_ref().and_then(Confirmation::problem),
+                    "problem": identity.engine.defaults.confirmation.as_ref().and_then(Confirmation::problem),
                     "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
                 })
             }

@@ -25,7 +25,7 @@ use foretell_engines::confirm::CallAnswer;
 use foretell_engines::probe::{Bounds, Findings, ProbeAnswer, ProbeStep, Prober, TEXT};
 use foretell_engines::{Call, Engine, RequestKind};
 use foretell_parsers::text::Tokenizer;
-use foretell_wire::openai::sse;
+use foretell_wire::openai::{Event, sse};
 
 pub use report::{ProbeReport, Seen, noise};
 
@@ -129,7 +129,7 @@ const LOOK_AT_LOAD: Duration = Duration::from_millis(500);
 /// Waits for some seconds until no request runs or waits there; true if so. A server that
 /// reports no load counts as idle. `calls` is increased by the calls that this takes.
 pub async fn is_idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
-    let Some(path) = engine.load_path else { return true };
+    let Some(path) = engine.pages.load else { return true };
     let until = Instant::now() + IDLE_WITHIN;
     loop {
         *calls += 1;
@@ -237,9 +237,9 @@ async fn plain(replica: &Replica, engine: &Engine, call: &Call, leave: usize) ->
     let mut body = response.into_body();
     if buffered {
         let Ok(body) = gather::read_all(body, sse::EVENT_BYTES).await else { return ProbeAnswer::Silence };
-        let value = serde_json::from_slice(&body);
-        return value.map_or(ProbeAnswer::Silence, |value| {
-            ProbeAnswer::Plain(vec![(begun.elapsed().as_secs_f64(), value)])
+        let event = String::from_utf8(body).ok().and_then(Event::of);
+        return event.map_or(ProbeAnswer::Silence, |event| {
+            ProbeAnswer::Plain(vec![(begun.elapsed().as_secs_f64(), event)])
         });
     }
     let mut decoder = sse::Decoder::new(sse::EVENT_BYTES);
@@ -248,11 +248,10 @@ async fn plain(replica: &Replica, engine: &Engine, call: &Call, leave: usize) ->
         let Ok(frame) = frame else { return ProbeAnswer::Silence };
         let Ok(data) = frame.into_data() else { continue };
         let Ok(messages) = decoder.push(&data) else { return ProbeAnswer::Silence };
-        for message in messages.iter().filter(|message| !message.is_done()) {
-            let Ok(value) = serde_json::from_str(&message.data) else { continue };
-            let chunk = engine.chunk(RequestKind::Later, &value);
+        for event in messages.into_iter().filter_map(|message| Event::of(message.data)) {
+            let chunk = engine.chunk(RequestKind::Later, &event);
             with_tokens += usize::from(chunk.is_ok_and(|chunk| !chunk.tokens.is_empty()));
-            events.push((begun.elapsed().as_secs_f64(), value));
+            events.push((begun.elapsed().as_secs_f64(), event));
         }
         if with_tokens >= leave {
             break;

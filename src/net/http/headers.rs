@@ -48,7 +48,8 @@ pub fn is_event_stream(headers: &HeaderMap) -> bool {
 
 /// True if there is a content coding other than `identity`.
 pub fn is_encoded(headers: &HeaderMap) -> bool {
-    headers.contains_key(CONTENT_ENCODING) && !begins(headers, &CONTENT_ENCODING, "identity")
+    let codings = headers.get_all(CONTENT_ENCODING).into_iter();
+    codings.map(HeaderValue::as_bytes).any(|coding| !coding.eq_ignore_ascii_case(b"identity"))
 }
 
 /// True if the value of a field begins with `wanted`, in letters of either case.

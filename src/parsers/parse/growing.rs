@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// `"key"\s*:\s*` by reading all of the text again, as the server does.
+    /// `"key"\s*:\s*` by rereading all of the text, as the server does.
     fn value(text: &str, key: &str) -> Option<usize> {
         let mut from = 0;
         while let Some(found) = text.get(from..)?.find(key) {

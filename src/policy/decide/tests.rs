@@ -8,7 +8,7 @@ use crate::{
 };
 use foretell_core::draft::{LookupSpec, Ngram};
 use foretell_core::words::{Mode, PlainReason, VerifyMethod};
-use foretell_engines::{Dialect, Engine, Noise};
+use foretell_engines::{Dialect, Engine, Noise, ServerDefaults};
 use foretell_wire::openai::{Control, Defaults, Judgement, Route, judge};
 
 const OPEN: &str = "nobody knows";
@@ -16,7 +16,10 @@ const OPEN: &str = "nobody knows";
 fn engine() -> Engine {
     Engine {
         methods: vec![VerifyMethod::Tree, VerifyMethod::FanOut],
-        defaults: Some(Defaults { temperature: 0.6, ..Defaults::OPENAI }),
+        defaults: ServerDefaults {
+            sampling: Some(Defaults { temperature: 0.6, ..Defaults::OPENAI }),
+            ..ServerDefaults::default()
+        },
         context: Some(4096),
         noise: Noise::Position,
         ..Engine::new(Dialect::Onnx, "m", "1")

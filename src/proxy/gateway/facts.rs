@@ -3,10 +3,11 @@
 
 use http::HeaderMap;
 
-use super::{Shared, route};
+use super::Shared;
 use crate::serving::mode::ModeSwitch;
 use foretell_core::words::Mode;
 use foretell_net::fleet::{self, Replica};
+use foretell_net::http::headers::is_encoded;
 use foretell_policy::{Backend, Head, Wish};
 use foretell_wire::openai::{Api, Route};
 
@@ -25,7 +26,7 @@ pub fn of_head<'a>(
         wish,
         mode: laxest(&shared.fleet, &shared.modes),
         speculates_anywhere: shared.fleet.speculates(),
-        encoded: route::is_encoded(headers),
+        encoded: is_encoded(headers),
     }
 }
 

@@ -10,20 +10,21 @@ use http::header::CONNECTION;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
+use hyper::upgrade::OnUpgrade;
 use tokio::sync::OwnedSemaphorePermit;
 use tower::ServiceBuilder;
 use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer};
 use tracing::Instrument;
 
 use super::facts;
-use super::passthrough::{Passthrough, fail};
 use super::route::{self, Read};
 use super::tenant::{self, Doubt};
 use super::translate::{self, ClientApi};
 use super::tunnel::Tunnels;
 use crate::gateway::{Settings, Shared};
-use crate::serving::exchange::{Client, Declined, Exchange, Joining, Serve, Slot, Unsent};
+use crate::serving::exchange::{Client, Exchange, Joining, Serve, Slot};
 use crate::serving::failure::{Failure, shielded};
+use crate::serving::passthrough::{Passthrough, fail};
 use foretell_config::process::Limits;
 use foretell_config::process::Tenant;
 use foretell_core::words::{Mode, PassthroughReason};
@@ -293,14 +294,20 @@ impl Proxy {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
         let buffers = if matches!(body, Payload::Stream(_)) { UNREAD } else { 0 };
         inbound.record.reserve(self.shared.memory.take(buffers));
-        let Inbound { parts, peer, record } = inbound;
+        let Inbound { mut parts, peer, record } = inbound;
         let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.passthrough_body);
         let (body, repeatable) = match body {
             Payload::Buffered(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
             Payload::Stream(body) => self.repeatable(body, twice),
         };
-        let passthrough = Passthrough { record, replica, fleet, limit, repeatable };
-        passthrough.send(parts, body, peer, &self.tunnels).await
+        let passthrough = Passthrough { replica, fleet, limit, repeatable };
+        let host = parts.uri.host().map(ToOwned::to_owned);
+        let offered = headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), peer);
+        let client = offered.and_then(|_| parts.extensions.remove::<OnUpgrade>());
+        match client {
+            None => passthrough.answer(record, parts, body).await,
+            Some(client) => Box::pin(self.tunnels.switch(passthrough, record, (parts, body), client)).await,
+        }
     }
 
     /// A streamed body, and the means to resend it.
@@ -422,7 +429,7 @@ impl Proxy {
     /// Bytes of a body that are read before it is passed on. Where the model `selects` the backend,
     /// that is the complete body: clients write the model behind the messages.
     fn readable(&self, headers: &HeaderMap, selects: bool) -> usize {
-        if !selects || route::is_encoded(headers) {
+        if !selects || headers::is_encoded(headers) {
             return self.limits.speculate_body;
         }
         let limit = self
@@ -511,27 +518,7 @@ impl Proxy {
             client,
             slot,
         });
-        match answer.await {
-            Ok(response) => response,
-            Err(declined) => self.passthrough_declined(*declined).await,
-        }
-    }
-
-    /// Passes through a request that the session runner handed back.
-    async fn passthrough_declined(&self, declined: Declined) -> Response<Body> {
-        let Declined { unsent, slot, why } = declined;
-        let Unsent { head, body, replica } = unsent;
-        let mut record = slot.into_record();
-        let reason = why.reason;
-        record.declined(reason, why.parameter);
-        record.decided_by(why.policy);
-        let repeatable = Some(Replay::of(body.clone()));
-        let fleet = Arc::clone(&self.shared.fleet);
-        let passthrough = Passthrough { record, replica, fleet, limit: None, repeatable };
-        match reason {
-            PassthroughReason::Fault => passthrough.resend(head, full(body)).await,
-            _ => passthrough.send_prepared(head, full(body)).await,
-        }
+        answer.await
     }
 
     /// Ties a request to the rows of its engine, if that may ask for drafts.

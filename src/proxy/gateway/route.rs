@@ -7,8 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::CONTENT_ENCODING;
-use http::{HeaderMap, Method, Uri};
+use http::{Method, Uri};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 
@@ -34,12 +33,6 @@ pub fn passthrough_api(method: &Method, uri: &Uri) -> Option<Api> {
 /// True if sending a request twice has no effect but the work: reads, and completions.
 pub fn is_repeatable(method: &Method, uri: &Uri) -> bool {
     method.is_safe() || candidate(method, uri).is_some()
-}
-
-/// True if the body is compressed.
-pub fn is_encoded(headers: &HeaderMap) -> bool {
-    let encodings = headers.get_all(CONTENT_ENCODING).into_iter();
-    encodings.map(http::HeaderValue::as_bytes).any(|coding| !coding.eq_ignore_ascii_case(b"identity"))
 }
 
 /// The model that a body names, if it is JSON that names one.

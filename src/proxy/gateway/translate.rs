@@ -84,7 +84,7 @@ pub async fn translate_request(
     limit: usize,
     memory: &Arc<Memory>,
 ) -> (Request<RequestBody>, Option<AnswerForm>) {
-    if route::is_encoded(request.headers()) {
+    if headers::is_encoded(request.headers()) {
         return (request, None);
     }
     let (parts, body) = request.into_parts();

@@ -11,7 +11,6 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
-use serde_json::Value;
 use tokio::sync::Notify;
 
 use crate::learning::answer_traits::AnswerTraits;
@@ -23,7 +22,7 @@ use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::{
-    Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
+    Call, Context, Engine, Origin, PromptStep, Refusal, Round, VerifyRequest, is_rendering,
 };
 use foretell_net::fleet::identity::Identity;
 use foretell_net::fleet::rounds_seen::RoundsSeen;
@@ -90,8 +89,9 @@ pub struct Process {
 impl Process {
     /// The process that was recognised.
     fn of(identity: &Identity) -> Self {
-        let Engine { mark, weights, .. } = &*identity.engine;
-        let origin = Origin { fingerprint: mark.clone(), weights: weights.clone(), model: None };
+        let marks = &identity.engine.process;
+        let origin =
+            Origin { fingerprint: marks.fingerprint.clone(), weights: marks.weights.clone(), model: None };
         Self {
             tie: identity.tie.clone(),
             reidentify: Arc::clone(&identity.reidentify),
@@ -134,7 +134,7 @@ impl Calls {
             // It would restart with every request.
             sampling.grammar = None;
         }
-        let aborts = plan.identity.engine.aborts && answer_traits.may_end_with_news(true);
+        let aborts = plan.identity.engine.pages.aborts && answer_traits.may_end_with_news(true);
         let first_id =
             if aborts { format!("{request_id}-{:016x}", fresh_seed()) } else { request_id.clone() };
         Self(Arc::new(Common {
@@ -208,7 +208,7 @@ impl Calls {
 
     /// Records the process that an event of a stream names; false if it is another than the
     /// session's.
-    pub fn join_origin(&self, event: &Value) -> bool {
+    pub fn join_origin(&self, event: &openai::Event) -> bool {
         let origin = Origin::of_event(event);
         !self.is_unnamed(&origin) && self.is_from_there(origin)
     }
@@ -229,7 +229,7 @@ impl Calls {
 
     /// True if an answer lacks the name that this process puts into all of its answers.
     fn is_unnamed(&self, origin: &Origin) -> bool {
-        self.0.engine.mark.is_some() && origin.fingerprint.is_none()
+        self.0.engine.process.fingerprint.is_some() && origin.fingerprint.is_none()
     }
 
     /// Another process, or another model, has answered: triggers a new identification at once.
@@ -329,13 +329,13 @@ impl Calls {
         loop {
             let answer = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
             let Ok(Ok(body)) = answer else { return Event::Doubt };
-            match self.0.engine.read_prompt_answer(request, &body) {
-                Ok(PromptAnswer::Prompt(ids)) => return Event::Prompt(ids),
-                Ok(PromptAnswer::Rendered { prompt, has_grammar }) => {
+            match self.0.engine.prompt_step(request, Some(&body)) {
+                Ok(PromptStep::Prompt(ids)) => return Event::Prompt(ids),
+                Ok(PromptStep::Rendered { prompt, has_grammar }) => {
                     return Event::Rendered { prompt, constrained: has_grammar };
                 }
-                Ok(PromptAnswer::Call(next)) => call = next,
-                Err(_) => return Event::Doubt,
+                Ok(PromptStep::Call(next)) => call = next,
+                Ok(PromptStep::Nothing) | Err(_) => return Event::Doubt,
             }
         }
     }
@@ -445,7 +445,7 @@ impl Calls {
         if alone && let Some(computed) = result.computed {
             let all = put.method.prompt_tokens(put.context.len(), request.nodes);
             let cached = all.saturating_sub(computed as usize);
-            self.0.rounds_seen.cached(cached, put.context.len(), self.0.engine.block);
+            self.0.rounds_seen.cached(cached, put.context.len(), self.0.engine.cache.block);
         }
         result.put = Some(made);
         Ok(result)
@@ -453,7 +453,7 @@ impl Calls {
 
     /// True if the text that came with each sample is that of its id.
     fn spells(&self, put: &Round<'_>, result: &VerifyResult) -> bool {
-        let tidies = self.0.engine.dialect.quirks().tidies_text;
+        let tidies = self.0.engine.quirks().answers.tidies_text;
         result.rows.iter().enumerate().all(|(position, row)| {
             let Some((sample, text)) = row.sample.zip(row.text.as_ref()) else { return true };
             let path = position.checked_sub(1).map(|node| put.draft.path(node)).unwrap_or_default();
@@ -481,11 +481,10 @@ impl Calls {
                 Unread::TooLong(_) => Fault::Verify,
             })
         })?;
-        let codec = self.0.engine.dialect.codec();
         match (status, method) {
             (StatusCode::OK, Some(_)) => self.of_this_process(body),
             (StatusCode::OK, _) => Ok(body),
-            (status, Some(method)) if codec.is_undecided(method, status.as_u16(), &body) => {
+            (status, Some(method)) if self.0.engine.is_undecided(method, status.as_u16(), &body) => {
                 Err(NoAnswer::Undecided)
             }
             _ => Err(NoAnswer::Fault(Fault::Verify)),
@@ -500,7 +499,7 @@ impl Calls {
         }
         // With a tie or a fingerprint every connection or answer shows its process, so that the
         // polled state is not needed: the previous process may still finish its answers.
-        let identified = self.0.process.tie.is_some() || self.0.engine.mark.is_some();
+        let identified = self.0.process.tie.is_some() || self.0.engine.process.fingerprint.is_some();
         if !identified && self.0.process.replaced.load(Ordering::Relaxed) {
             return Err(SendError::Changed { backend: self.0.replica.backend().to_owned() });
         }

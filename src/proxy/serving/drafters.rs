@@ -97,12 +97,12 @@ impl LoadedDrafter {
             pairs.retain(|_, translation| Arc::strong_count(translation) > 1);
         }
         let made = pairs
-            .entry((identity.engine_start.vocabulary.clone(), identity.engine.eos.clone()))
+            .entry((identity.engine_start.vocabulary.clone(), identity.engine.tokens.eos.clone()))
             .or_insert_with(|| {
                 Arc::new(Translation {
                     target: Arc::clone(&identity.tokenizer),
                     drafter: Arc::clone(&self.tokenizer),
-                    ends: [identity.engine.eos.clone(), self.service.config().eos.clone()],
+                    ends: [identity.engine.tokens.eos.clone(), self.service.config().eos.clone()],
                     pair: OnceLock::new(),
                 })
             });

@@ -1,4 +1,4 @@
-//! Types that the gateway hands to the session runner, and gets back from it.
+//! Types that the gateway hands to the session runner.
 
 use std::sync::Arc;
 
@@ -16,17 +16,14 @@ use foretell_net::http::connections::Connections;
 use foretell_net::http::drain::Lifecycle;
 use foretell_net::http::memory::Memory;
 use foretell_observe::{Observer, Record};
-use foretell_policy::{Admitted, Passthrough};
+use foretell_policy::Admitted;
 use foretell_wire::openai::{self, Api, Control};
 
-/// The answer, or the request handed back unanswered so that it can be passed through.
-pub type Served = Result<Response<Body>, Box<Declined>>;
-
-/// Answers eligible requests, or hands them back.
+/// Answers eligible requests.
 pub trait Serve: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the
     /// client disconnected.
-    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Response<Body>>;
 
     /// Terms of the rows of a request where its engine asks for drafts, with the policy's name.
     fn terms(&self, _joining: &Joining<'_>) -> (Terms, Option<String>) {
@@ -126,14 +123,6 @@ impl Slot {
     }
 }
 
-impl Exchange {
-    /// Hands the request back, to be passed through unchanged.
-    pub fn decline(self, why: impl Into<Passthrough>) -> Box<Declined> {
-        let Self { head, body, replica, slot, .. } = self;
-        Box::new(Declined { unsent: Unsent { head, body, replica }, slot, why: why.into() })
-    }
-}
-
 /// A request as a backend would receive it without Foretell.
 pub struct Unsent {
     /// The head, fit for the backend.
@@ -141,12 +130,4 @@ pub struct Unsent {
     /// The body as received.
     pub body: Bytes,
     pub replica: Arc<Replica>,
-}
-
-/// A request handed back: no part of an answer has been sent to the client.
-pub struct Declined {
-    pub unsent: Unsent,
-    /// Its record and session permit.
-    pub slot: Slot,
-    pub why: Passthrough,
 }

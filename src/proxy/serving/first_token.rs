@@ -5,15 +5,17 @@
 use std::sync::Arc;
 
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 
 use super::calls::Calls;
-use super::exchange::{Exchange, Served};
-use super::run::{AnswerBody, Run, may_refuse_fields};
+use super::exchange::Exchange;
+use super::run::{AnswerBody, Run, may_refuse_fields, unanswered};
 use foretell_core::control::Presence;
 use foretell_core::session::Decode;
 use foretell_core::words::PlainReason;
-use foretell_engines::{FirstToken, Unreadable};
+use foretell_engines::Unreadable;
+use foretell_engines::first_token::{self, FirstToken};
+use foretell_net::http::body::Body;
 use foretell_net::http::gather;
 use foretell_parsers::text::Tokenizer;
 use foretell_wire::openai::Request;
@@ -25,13 +27,13 @@ const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 impl Run {
     /// Requests the first token, and serves the rest. Passes the request on unchanged where it is
     /// decoded plainly now, or where the first token has no ids.
-    pub(super) async fn begin_with_first_token(mut self, mut exchange: Exchange) -> Served {
+    pub(super) async fn begin_with_first_token(mut self, mut exchange: Exchange) -> Response<Body> {
         if let Some(reason) = self.plain_now(&exchange) {
             return self.pass_instead(exchange, reason, None).await;
         }
         let calls = Calls::new(&self.plan, &self.answer_traits, &exchange);
         let prediction = self.prediction(&exchange.request);
-        let call = calls.engine().first_token_request(&exchange.request);
+        let call = first_token::request(&exchange.request);
         exchange.slot.record.called();
         let sent = (Presence::reading(Arc::clone(&self.control)), self.clock.now());
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
@@ -40,15 +42,12 @@ impl Run {
             Ok((_, false)) => {
                 return self.pass_instead(exchange, PlainReason::GateHealth, Some(sent.0)).await;
             }
-            Err(error) => return self.unanswered(exchange, error),
+            Err(error) => return unanswered(exchange, error).await,
         };
         match response.status() {
             StatusCode::OK => {}
             status if may_refuse_fields(status) => return self.refused(exchange, response).await,
-            status => {
-                exchange.slot.record.answered(status, response.headers());
-                return Ok(self.pass_on(exchange, response));
-            }
+            _ => return self.pass_on(exchange, response),
         }
         let (mut head, body) = response.into_parts();
         let longest = sse::longest_event(exchange.body.len());
@@ -84,7 +83,7 @@ impl Run {
         exchange: Exchange,
         reason: PlainReason,
         present: Option<Presence>,
-    ) -> Served {
+    ) -> Response<Body> {
         let mut present = present.unwrap_or_else(|| Presence::new(Arc::clone(&self.control)));
         present.has_come(None);
         self.present = Some(present);
@@ -116,7 +115,7 @@ impl Run {
     fn read_first_token(&self, body: &[u8]) -> Result<Option<FirstToken>, Unreadable> {
         let identity = &self.plan.identity;
         let answer = serde_json::from_slice(body).map_err(|_| Unreadable("the answer is not JSON"))?;
-        let first = identity.engine.dialect.codec().first_token(&answer)?;
+        let first = first_token::read(&answer)?;
         if first.as_ref().is_none_or(|first| is_its_text(&identity.tokenizer, first)) {
             return Ok(first);
         }

@@ -23,9 +23,9 @@ const PROVEN: u32 = 3;
 /// True if the answer to this request is parsed here as by the server. Its parsers are known, and
 /// no stop text may cut a part of the output.
 pub(super) fn applies(identity: &Identity, request: &Request) -> bool {
-    let parsers = identity.engine.parsers;
+    let parsers = identity.engine.parsing.parsers;
     // The server is the judge of answers that are not streamed.
-    let judged = request.stream || identity.engine.derenders;
+    let judged = request.stream || identity.engine.pages.derenders;
     let cut = !request.stop.is_empty() || request.include_stop;
     // Reasoning so far is not counted in the events written here.
     let read = request.continuous_usage && request.reads_reasoning_usage;
@@ -45,7 +45,7 @@ pub(super) fn permission(
     request: &Request,
     traits: &AnswerTraits,
 ) -> Option<Permission> {
-    let parsers = identity.engine.parsers;
+    let parsers = identity.engine.parsing.parsers;
     let plain = Some(Permission::Plain(PlainReason::Parser));
     if parsers == Parsers::default() {
         return if traits.parses() { plain } else { None };
@@ -66,7 +66,7 @@ pub(super) fn permission(
 /// The state of the proof that concerns this chat, in words for the operator; `None` if there is
 /// none to be given.
 pub(super) fn note(identity: &Identity, request: &Request, traits: &AnswerTraits) -> Option<String> {
-    let parsers = identity.engine.parsers;
+    let parsers = identity.engine.parsing.parsers;
     if !applies(identity, request) {
         return None;
     }
@@ -105,13 +105,13 @@ impl Proof {
 /// True if the server decodes special tokens of this answer as text, for its parsers.
 pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
     let request = parse::Request { may_call: may_call(request), ..parse::Request::default() };
-    identity.engine.parsers.decode_special(&request)
+    identity.engine.parsing.parsers.decode_special(&request)
 }
 
 /// The steps by which a server decodes an answer; `parsed`: for its parsers.
 pub(super) fn step(identity: &Identity, parsed: bool) -> DecodeStep {
-    match identity.engine.broken_end {
-        _ if parsed && identity.engine.parsers.read_tokens() => DecodeStep::Character,
+    match identity.engine.quirks().answers.broken_end {
+        _ if parsed && identity.engine.parsing.parsers.read_tokens() => DecodeStep::Character,
         BrokenEnd::Omitted => DecodeStep::Broken,
         BrokenEnd::Sent | BrokenEnd::OmittedInStreams => DecodeStep::Token,
     }
@@ -119,7 +119,7 @@ pub(super) fn step(identity: &Identity, parsed: bool) -> DecodeStep {
 
 /// Makes the parser of the answer to this request, once its prompt is known.
 pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
-    let (input, parsers) = (ParserInput::of(request), identity.engine.parsers);
+    let (input, parsers) = (ParserInput::of(request), identity.engine.parsing.parsers);
     let tokenizer = Arc::clone(&identity.tokenizer);
     Box::new(move |prompt| {
         parse::with_vocabulary(&tokenizer, |vocabulary| {

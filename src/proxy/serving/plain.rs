@@ -18,16 +18,16 @@ use foretell_core::session::{ActionId, Fault};
 use foretell_engines::{BrokenEnd, Chunk, Engine, FirstToken, RequestKind};
 use foretell_net::fleet::{Answer, BrokenOff};
 use foretell_net::http::headers::is_json;
-use foretell_wire::openai::event::{Data, is_usage};
-use foretell_wire::openai::sse;
+use foretell_wire::openai::event::Data;
+use foretell_wire::openai::{Event, sse};
 
 /// Maximum wait for the rest of an answer whose output has ended.
 const REST: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub enum PlainEvent {
-    /// A token event: its JSON, and what the dialect reads in it.
-    Chunk(Value, Box<Chunk>),
+    /// A token event, and what the dialect reads in it.
+    Chunk(Arc<Event>, Box<Chunk>),
     /// Bytes that are no part of the answer: a comment, or an event that a gateway has added.
     Nothing,
     /// The stream is complete (`[DONE]`, or its end).
@@ -46,6 +46,23 @@ enum StreamState {
     /// The answer is one JSON document, which is read as one event.
     Gathering(Answer, Vec<u8>),
     Closed,
+}
+
+/// An event on its way to a client that streams.
+pub struct Passing {
+    /// Its bytes.
+    pub raw: Vec<u8>,
+    pub data: Passed,
+}
+
+/// The data of an event on its way to the client.
+pub enum Passed {
+    /// An object.
+    Event(Arc<Event>),
+    /// The end of the stream.
+    Done,
+    /// Anything else, which is passed as it is.
+    Other,
 }
 
 /// The form in which the client gets the answer.
@@ -69,14 +86,14 @@ pub struct PlainStream {
     decoder: sse::Decoder,
     events: VecDeque<sse::Message>,
     /// Tokens withheld because only the next event shows whether they end the text.
-    pending: Option<(Value, Box<Chunk>)>,
+    pending: Option<(Arc<Event>, Box<Chunk>)>,
     tokens_read: usize,
     /// Tokens so far, as the engine counts them; `None` if it does not.
     count: Option<u32>,
     /// An incomplete character at the end of the output is sent as U+FFFD.
     replaces_incomplete: bool,
-    /// The events read since they were last taken: their bytes and their data.
-    passing: Vec<(Vec<u8>, Value)>,
+    /// The events read since they were last taken.
+    passing: Vec<Passing>,
     /// The `x-request-id` that was sent, and the one that its events are to name instead.
     renamed: Option<(String, String)>,
     /// Its events name the id that was sent.
@@ -95,7 +112,8 @@ impl PlainStream {
         Form { buffered, parsed, longest }: Form,
         renamed: Option<(String, String)>,
     ) -> Self {
-        let replaces_incomplete = buffered && !parsed && engine.broken_end == BrokenEnd::OmittedInStreams;
+        let replaces_incomplete =
+            buffered && !parsed && engine.quirks().answers.broken_end == BrokenEnd::OmittedInStreams;
         let plain_stream = Self::new(id, engine, RequestKind::First, StreamState::Reading(body));
         let decoder = if buffered { sse::Decoder::new(longest) } else { sse::Decoder::storing(longest) };
         Self { decoder, replaces_incomplete, renamed, ..plain_stream }
@@ -159,10 +177,10 @@ impl PlainStream {
 
     /// The event with the usage at the end of its stream, whose tokens are dropped unread; `None`
     /// if it ends without.
-    pub async fn last_event(mut self) -> Option<Value> {
+    pub async fn last_event(mut self) -> Option<Arc<Event>> {
         let last = loop {
             match self.next().await {
-                PlainEvent::Chunk(event, _) if is_usage(&event) => break event,
+                PlainEvent::Chunk(event, _) if event.is_usage() => break event,
                 PlainEvent::Chunk(..) | PlainEvent::Nothing => {}
                 PlainEvent::End | PlainEvent::Unreadable(_) | PlainEvent::Broken(..) => return None,
             }
@@ -171,9 +189,8 @@ impl PlainStream {
         Some(last)
     }
 
-    /// The events read since the last call of this function: their bytes and their data. Empty if
-    /// the client does not stream.
-    pub fn passing(&mut self) -> Vec<(Vec<u8>, Value)> {
+    /// The events read since the last call of this function. Empty if the client does not stream.
+    pub fn passing(&mut self) -> Vec<Passing> {
         std::mem::take(&mut self.passing)
     }
 
@@ -237,32 +254,34 @@ impl PlainStream {
     fn read(&mut self, mut event: sse::Message) -> Option<PlainEvent> {
         self.rename(&mut event);
         if event.is_comment {
-            self.pass(event.raw, &Value::Null);
+            self.pass(event.raw, Passed::Other);
             return Some(PlainEvent::Nothing);
         }
         if event.is_done() {
-            self.pass(event.raw, &sse::DONE.into());
+            self.pass(event.raw, Passed::Done);
             return Some(self.end());
         }
-        match self.data_of(&event.data) {
+        match self.data_of(event.data) {
             // A document that is no answer: nothing follows it.
             Data::Foreign(_)
                 if self.kind == RequestKind::Later && matches!(self.state, StreamState::Closed) =>
             {
                 Some(self.broken(Fault::Plain, "the answer cannot be read".to_owned()))
             }
-            Data::Foreign(value) => {
-                self.pass(event.raw, &value);
+            Data::Foreign(foreign) => {
+                let passed = foreign.map_or(Passed::Other, |event| Passed::Event(Arc::new(event)));
+                self.pass(event.raw, passed);
                 Some(PlainEvent::Nothing)
             }
             Data::Damaged => {
-                self.pass(event.raw, &Value::Null);
+                self.pass(event.raw, Passed::Other);
                 Some(self.unreadable("an event of the stream is not JSON".to_owned()))
             }
-            Data::Answer(value) => {
-                self.pass(event.raw, &value);
-                match self.engine.chunk(self.kind, &value) {
-                    Ok(chunk) => self.counted(value, Box::new(chunk)),
+            Data::Answer(answer) => {
+                let answer = Arc::new(answer);
+                self.pass(event.raw, Passed::Event(Arc::clone(&answer)));
+                match self.engine.chunk(self.kind, &answer) {
+                    Ok(chunk) => self.counted(answer, Box::new(chunk)),
                     Err(unreadable) => Some(self.unreadable(unreadable.to_string())),
                 }
             }
@@ -270,9 +289,9 @@ impl PlainStream {
     }
 
     /// The data of an event. Later calls may use an engine-specific route with another form.
-    fn data_of(&self, data: &str) -> Data {
+    fn data_of(&self, data: String) -> Data {
         match (Data::of(data), self.kind) {
-            (Data::Foreign(value @ Value::Object(_)), RequestKind::Later) => Data::Answer(value),
+            (Data::Foreign(Some(event)), RequestKind::Later) => Data::Answer(event),
             (data, _) => data,
         }
     }
@@ -291,15 +310,15 @@ impl PlainStream {
         }
     }
 
-    fn pass(&mut self, raw: Vec<u8>, event: &Value) {
+    fn pass(&mut self, raw: Vec<u8>, data: Passed) {
         if !raw.is_empty() {
-            self.passing.push((raw, event.clone()));
+            self.passing.push(Passing { raw, data });
         }
     }
 
     /// Marks an event doubtful if the number of tokens read differs from the engine's count, and
     /// withholds tokens whose meaning depends on the next event.
-    fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<PlainEvent> {
+    fn counted(&mut self, mut event: Arc<Event>, mut chunk: Box<Chunk>) -> Option<PlainEvent> {
         self.tokens_read += chunk.tokens.len();
         chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.tokens_read);
         let more = chunk.count.zip(self.count).is_some_and(|(now, before)| now > before);
@@ -342,7 +361,7 @@ impl PlainStream {
     /// The bytes of an event beyond the limit are passed on unread; those that follow it are read.
     fn too_long(&mut self, error: sse::TooLong) -> PlainEvent {
         let begun = self.decoder.unfinished();
-        self.pass(begun, &Value::Null);
+        self.pass(begun, Passed::Other);
         self.decoder = sse::Decoder::storing(error.limit);
         self.unreadable(error.to_string())
     }

@@ -3,17 +3,20 @@
 //! The client has received the head and no event, so the backend's answer to the client's request
 //! can follow unchanged, byte by byte. It counts as passed through, with reason `fault`.
 
+use std::sync::Arc;
+
 use http::header::ACCEPT_ENCODING;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Response};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 
 use super::exchange::{Shared, Unsent};
 use super::failure::Failure;
 use super::head;
+use super::passthrough::Passthrough;
 use super::session_loop::Unanswered;
 use super::sink::{Gone, Sink};
-use foretell_net::fleet::{Answer, SendError};
+use foretell_net::fleet::Answer;
 use foretell_net::http::body::full;
 use foretell_observe::Record;
 use foretell_wire::openai::{OutputTokens, sse};
@@ -25,10 +28,9 @@ const ERROR_BYTES: usize = 1 << 20;
 pub(super) async fn stream(unanswered: Unanswered) {
     let Unanswered { why, unsent, shared, mut slot, mut sink } = unanswered;
     slot.record.declined(why, None);
-    slot.record.to(&unsent.replica);
     let gone = sink.hung_up();
     let answered = async {
-        let sent = send(unsent, &shared).await;
+        let sent = send(unsent, &shared, &mut slot.record).await;
         pass_on(sent, &mut sink, &mut slot.record).await?;
         sink.trailers(slot.record.so_far()).await
     };
@@ -39,21 +41,22 @@ pub(super) async fn stream(unanswered: Unanswered) {
     slot.record.end(answered.is_err());
 }
 
-async fn send(unsent: Unsent, shared: &Shared) -> Result<Response<Answer>, SendError> {
-    let Unsent { mut head, body, mut replica } = unsent;
+async fn send(unsent: Unsent, shared: &Shared, record: &mut Record) -> Result<Response<Answer>, Failure> {
+    let Unsent { mut head, body, replica } = unsent;
     head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    let request = Request::from_parts(head, full(body));
-    shared.fleet.send(&mut replica, request, None).await
+    let fleet = Arc::clone(&shared.fleet);
+    let mut passthrough = Passthrough { replica, fleet, limit: None, repeatable: None };
+    passthrough.send(record, head, full(body)).await
 }
 
 async fn pass_on(
-    sent: Result<Response<Answer>, SendError>,
+    sent: Result<Response<Answer>, Failure>,
     sink: &mut Sink,
     record: &mut Record,
 ) -> Result<(), Gone> {
     let response = match sent {
         Ok(response) => response,
-        Err(error) => return refuse(&Failure::from(error), sink, record).await,
+        Err(failure) => return refuse(&failure, sink, record).await,
     };
     let (stream, status) = (head::is_stream(&response), response.status());
     let mut body = response.into_body();
@@ -92,11 +95,8 @@ async fn refuse(failure: &Failure, sink: &mut Sink, record: &mut Record) -> Resu
 }
 
 /// Splits a stream at the ends of its events, so that one that breaks off ends behind an event.
-#[derive(Default)]
 struct EventSplitter {
     decoder: sse::Decoder,
-    /// Bytes of an incomplete event.
-    withheld: Vec<u8>,
     /// Some of it has been passed on.
     begun: bool,
     /// An event exceeded the limit: the bytes that follow are passed on as they come.
@@ -104,39 +104,37 @@ struct EventSplitter {
     tokens: OutputTokens,
 }
 
+impl Default for EventSplitter {
+    fn default() -> Self {
+        let decoder = sse::Decoder::storing(sse::EVENT_BYTES);
+        Self { decoder, begun: false, unread: false, tokens: OutputTokens::default() }
+    }
+}
+
 impl EventSplitter {
-    /// Takes the next bytes and returns those up to the end of the last complete event.
+    /// Takes the next bytes and returns those of the events that they complete.
     fn push(&mut self, data: &[u8]) -> Vec<u8> {
-        self.withheld.extend_from_slice(data);
-        let mut complete = 0;
-        for (at, byte) in data.iter().enumerate() {
-            if self.unread {
-                break;
-            }
-            match self.decoder.push(std::slice::from_ref(byte)) {
-                Ok(messages) => {
-                    for message in &messages {
-                        self.tokens.read(message.data.as_bytes());
-                    }
-                }
-                Err(sse::TooLong { .. }) => self.unread = true,
-            }
-            if self.decoder.is_between_events() {
-                complete = at + 1;
-            }
+        if self.unread {
+            return data.to_vec();
         }
-        if complete == 0 && !self.unread {
-            return Vec::new();
+        let messages = self.decoder.push(data).unwrap_or_else(|sse::TooLong { .. }| {
+            self.unread = true;
+            Vec::new()
+        });
+        for message in &messages {
+            self.tokens.read(message.data.as_bytes());
         }
-        self.begun = true;
-        let remaining = if self.unread { 0 } else { data.len() - complete };
-        let rest = self.withheld.split_off(self.withheld.len() - remaining);
-        std::mem::replace(&mut self.withheld, rest)
+        let mut complete: Vec<u8> = messages.into_iter().flat_map(|message| message.raw).collect();
+        if self.unread || self.decoder.is_between_events() {
+            complete.extend(self.decoder.unfinished());
+        }
+        self.begun |= !complete.is_empty();
+        complete
     }
 
     /// True if the stream may end here: behind an event.
     fn is_complete(&self) -> bool {
-        self.begun && self.withheld.is_empty()
+        self.begun && (self.unread || self.decoder.is_between_events())
     }
 }
 

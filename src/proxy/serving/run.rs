@@ -6,16 +6,16 @@ use std::time::Duration;
 use http::header::CONTENT_TYPE;
 use http::response::Parts;
 use http::{Response, StatusCode};
-use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tracing::Instrument;
 
 use super::calls::Calls;
 use super::drafting::Drafting;
-use super::exchange::{Exchange, Served, Slot};
+use super::exchange::Exchange;
 use super::failure::Failure;
 use super::head;
 use super::parsing;
+use super::passthrough::{fail, pass_unread};
 use super::plain::{Form, PlainStream};
 use super::plan::SessionPlan;
 use super::resend;
@@ -29,16 +29,15 @@ use foretell_core::control::{Control, Presence};
 use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
 use foretell_core::units::{Tick, TokenId};
-use foretell_core::words::{Mode, PassthroughReason, PlainReason, Reason};
+use foretell_core::words::{Mode, PassthroughReason, PlainReason};
 use foretell_engines::{FirstToken, MaxTokens};
 use foretell_net::clock::Clock;
 use foretell_net::fleet::{Answer, FirstCall, Fresh, SendError};
 use foretell_net::http::body::{Body, full};
 use foretell_net::http::headers;
 use foretell_net::http::memory::Level;
-use foretell_observe::Recorded;
 use foretell_parsers::text::Stepwise;
-use foretell_wire::openai::{Path, Prompt, Request, Route, sse};
+use foretell_wire::openai::{Prompt, Request, Route, sse};
 
 /// Maximum bytes used from the beginning of a client's prediction: some ten thousand tokens.
 pub(super) const MAX_PREDICTED: usize = 32 << 10;
@@ -119,7 +118,7 @@ pub(super) struct Run {
 
 impl Run {
     /// Sends the first call and answers with its result.
-    pub async fn begin(mut self, mut exchange: Exchange) -> Served {
+    pub async fn begin(mut self, mut exchange: Exchange) -> Response<Body> {
         let route = exchange.request.route;
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
@@ -149,16 +148,13 @@ impl Run {
                 Arc::make_mut(&mut self.plan).without_process(closed);
                 response
             }
-            Err(error) => return self.unanswered(exchange, error),
+            Err(error) => return unanswered(exchange, error).await,
         };
         match FirstAnswer::of(&response) {
             FirstAnswer::Readable => {}
-            FirstAnswer::Unreadable(cause) => return self.declined_unread(exchange, &cause),
+            FirstAnswer::Unreadable(cause) => return self.declined_unread(exchange, &cause).await,
             FirstAnswer::Refused => return self.refused(exchange, response).await,
-            FirstAnswer::Failed => {
-                exchange.slot.record.answered(response.status(), response.headers());
-                return Ok(self.pass_on(exchange, response));
-            }
+            FirstAnswer::Failed => return self.pass_on(exchange, response),
         }
         if !exchange.request.stream {
             exchange.slot.record.gathers();
@@ -170,67 +166,34 @@ impl Run {
 
     /// The answer is in another form than requested: nothing of it is passed on, and the client's
     /// request is sent unchanged.
-    fn declined_unread(&mut self, exchange: Exchange, cause: &str) -> Served {
+    async fn declined_unread(&mut self, exchange: Exchange, cause: &str) -> Response<Body> {
         tracing::debug!(replica = exchange.replica.label(), cause, "the answer cannot be read");
         if let Some(call) = self.first_call.take() {
             call.unreadable(cause);
         }
-        Err(exchange.decline(PassthroughReason::UnreadableAnswers))
+        exchange.decline(PassthroughReason::UnreadableAnswers).await
     }
 
     /// The altered request was refused. The additional fields may be the cause, so a few of these
     /// requests are sent unchanged too, to compare the answers.
-    pub(super) async fn refused(mut self, mut exchange: Exchange, response: Response<Answer>) -> Served {
+    pub(super) async fn refused(mut self, exchange: Exchange, response: Response<Answer>) -> Response<Body> {
         let Some(call) = self.first_call.take().filter(FirstCall::may_compare) else {
-            exchange.slot.record.answered(response.status(), response.headers());
-            return Ok(self.pass_on(exchange, response));
+            return self.pass_on(exchange, response);
         };
         let status = response.status();
         drop(response);
         let reason = self.without_output();
         let served = self.pass(exchange, reason).await;
-        if served.as_ref().is_ok_and(|unaltered| unaltered.status().is_success()) {
+        if served.status().is_success() {
             call.unreadable(&format!("{status}: it refuses requests with Foretell's additional fields"));
         }
         served
     }
 
-    /// The replica gave no answer: hands the request back for another replica, or for another
-    /// engine at its address, or answers with the error.
-    pub(super) fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Served {
-        // Nothing was sent; the engine that is there now gets the client's request unchanged.
-        if matches!(error, SendError::Changed { .. }) {
-            return Err(exchange.decline(PassthroughReason::Fault));
-        }
-        if let Some(other) = exchange.shared.fleet.other_for_retry(&exchange.replica, &error) {
-            exchange.replica = other;
-            exchange.head.extensions.insert(Fresh);
-            return Err(exchange.decline(PassthroughReason::Fault));
-        }
-        Ok(self.failed(exchange.slot, &Failure::from(error)))
-    }
-
-    /// Answers with the error of a replica that could not be reached.
-    pub(super) fn failed(&self, mut slot: Slot, failure: &Failure) -> Response<Body> {
-        let response = failure.response();
-        let record = &mut slot.record;
-        record.status(response.status());
-        record.unreachable(failure.to_string());
-        record.end(false);
-        let reason = PassthroughReason::Unreachable.name();
-        head::with(response, &self.plan.ruling.name, Path::Passthrough.name(), Some(reason))
-    }
-
     /// Passes on an answer that is no stream, usually an error, unchanged.
     pub(super) fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
-        let reason = self.without_output();
-        exchange.slot.record.set_plain_reason(reason);
-        let (head, body) = response.into_parts();
-        let mut response = Response::new(());
-        *response.status_mut() = head.status;
-        *response.headers_mut() = head::passed_on(head.headers);
-        let body = Recorded::new(body, exchange.slot.into_record()).map_err(Into::into).boxed_unsync();
-        head::with(response.map(|()| body), &self.plan.ruling.name, Path::Plain.name(), Some(reason.name()))
+        exchange.slot.record.set_plain_reason(self.without_output());
+        pass_unread(exchange.slot.into_record(), response)
     }
 
     /// The plain reason of an answer without an output to draft for.
@@ -274,7 +237,7 @@ impl Run {
         body: AnswerBody,
         sent: (Presence, Tick),
         prediction: impl Future<Output = Arc<[TokenId]>>,
-    ) -> Served {
+    ) -> Response<Body> {
         let mut start = self.start(&exchange.request);
         if let AnswerBody::FirstToken(first) = &body {
             start.first_token_alone = true;
@@ -286,7 +249,7 @@ impl Run {
         start.resources.shared.proposes = calls.engine().proposes > 0;
         let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
         let Some((id, Action::Plain(PlainRequest::First))) = session.poll() else {
-            return Err(exchange.decline(PassthroughReason::Fault));
+            return exchange.decline(PassthroughReason::Fault).await;
         };
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
         let engine = Arc::clone(&self.plan.identity.engine);
@@ -304,23 +267,27 @@ impl Run {
             let (mut sink, out) =
                 Sink::stream(&exchange.request, &self.plan.identity.engine, answer_traits, trailers);
             if self.plan.parses {
-                sink.write_parts(self.plan.identity.engine.parsers);
+                sink.write_parts(self.plan.identity.engine.parsing.parsers);
             }
             let session_loop = self.session_loop(exchange, calls, session, plain_stream, sink);
             tokio::spawn(streamed(session_loop).in_current_span());
             let mut response = Response::new(out);
             *response.headers_mut() = head::of_stream(head.headers, trailers);
-            return Ok(head::with(response, &policy, head::ELIGIBLE, None));
+            head::name_policy(response.headers_mut(), Some(&policy));
+            head::name_eligible(response.headers_mut());
+            return response;
         }
-        let json_type = self.plan.identity.engine.dialect.quirks().json_type;
+        let json_type = self.plan.identity.engine.quirks().answers.json_type;
         let mut sink =
             Sink::buffered(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
         if self.plan.parses {
-            sink.write_parts(self.plan.identity.engine.parsers);
+            sink.write_parts(self.plan.identity.engine.parsing.parsers);
         }
         let ended = self.session_loop(exchange, calls, session, plain_stream, sink).run().await;
-        let ended = ended.map_err(|unanswered| unanswered.decline())?;
-        Ok(buffered(ended, head.headers, json_type, &policy))
+        match ended {
+            Ok(ended) => buffered(ended, head.headers, json_type, &policy),
+            Err(unanswered) => unanswered.decline().await,
+        }
     }
 
     fn session_loop(
@@ -388,18 +355,18 @@ impl Run {
             limit: Limit { max_tokens, context: engine.context.and_then(|size| u32::try_from(size).ok()) },
             ending: Ending {
                 stop: request.stop.clone(),
-                stop_order: engine.dialect.quirks().stops.order,
-                stop_buffer: engine.dialect.quirks().stops.hold,
+                stop_order: engine.quirks().stops.order,
+                stop_buffer: engine.quirks().stops.hold,
                 include_stop: request.include_stop,
                 stop_token_ids: request.stop_token_ids.clone(),
-                eos: engine.eos.clone(),
+                eos: engine.tokens.eos.clone(),
                 ignore_eos: request.sampling.ignore_eos,
                 min_tokens: request.sampling.min_tokens,
             },
             temperature: self.plan.sampling.temperature,
             decode: self.decoder(prompt, request),
             marks: match request.route {
-                Route::Chat if parser.is_none() && !engine.unparsed => {
+                Route::Chat if parser.is_none() && !engine.parsing.unparsed => {
                     self.answer_traits.hidden(self.plan.identity.tokenizer.added())
                 }
                 Route::Chat | Route::Completions => Arc::default(),
@@ -420,12 +387,35 @@ impl Run {
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
         // The parts of an output are compared with those of the server's stream.
         let step = parsing::step(&self.plan.identity, self.plan.parses);
-        if self.plan.identity.engine.broken_end.is_omitted(request.stream || self.plan.parses) {
+        if self
+            .plan
+            .identity
+            .engine
+            .quirks()
+            .answers
+            .broken_end
+            .is_omitted(request.stream || self.plan.parses)
+        {
             Box::new(Stepwise::new(decoder, step))
         } else {
             Box::new(decoder)
         }
     }
+}
+
+/// The replica gave no answer: passes the request through to another replica, or to another engine
+/// at its address, or answers with the error.
+pub(super) async fn unanswered(mut exchange: Exchange, error: SendError) -> Response<Body> {
+    // Nothing was sent; the engine that is there now gets the client's request unchanged.
+    if matches!(error, SendError::Changed { .. }) {
+        return exchange.decline(PassthroughReason::Fault).await;
+    }
+    if let Some(other) = exchange.shared.fleet.other_for_retry(&exchange.replica, &error) {
+        exchange.replica = other;
+        exchange.head.extensions.insert(Fresh);
+        return exchange.decline(PassthroughReason::Fault).await;
+    }
+    fail(exchange.slot.into_record(), &Failure::from(error))
 }
 
 /// Runs a session whose client streams: its head is sent, so errors go into the stream.
@@ -440,10 +430,8 @@ async fn streamed(session_loop: SessionLoop) {
 fn buffered(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy: &str) -> Response<Body> {
     let Ended { mut slot, end, answer } = ended;
     let record = &mut slot.record;
-    let so_far = record.so_far();
-    let (path, reason) = (so_far.path.name(), so_far.reason.map(Reason::name));
     let gone = answer.is_err();
-    let response = match answer.ok().flatten() {
+    let mut response = match answer.ok().flatten() {
         Some(answer) if end.is_complete() => {
             record.sent_gathered();
             let mut response = Response::new(full(answer));
@@ -453,6 +441,8 @@ fn buffered(ended: Ended, headers: http::HeaderMap, json_type: &'static str, pol
         _ => end.broken.response(),
     };
     record.status(response.status());
+    head::name(response.headers_mut(), record.so_far());
+    head::name_policy(response.headers_mut(), Some(policy));
     record.end(gone);
-    head::with(response, policy, path, reason)
+    response
 }

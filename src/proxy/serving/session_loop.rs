@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
-use serde_json::Value;
+use http::Response;
 
 use self::aborted::AbortedCall;
 use self::plain_event::many_choices;
@@ -22,9 +22,10 @@ use crate::learning::comparison::Drawn;
 use crate::learning::corpus::CorpusAccess;
 use crate::serving::calls::Calls;
 use crate::serving::drafting::{Drafting, Reply};
-use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
+use crate::serving::exchange::{Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
 use crate::serving::parsing::{BufferedParser, Parts};
+use crate::serving::passthrough;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::plan::SessionPlan;
 use crate::serving::sink::{End, Gone, Sink};
@@ -34,12 +35,14 @@ use foretell_core::session::{
 };
 use foretell_core::units::Tick;
 use foretell_core::words::{PassthroughReason, TokenContext};
+use foretell_engines::PromptStep;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::FirstCall;
+use foretell_net::http::body::Body;
 use foretell_observe::metrics::Stage;
 use foretell_parsers::text::Tokenizer;
 use foretell_wire::openai::usage::Usage;
-use foretell_wire::openai::{Request, Route};
+use foretell_wire::openai::{self, Request, Route};
 
 /// The id of events that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
@@ -133,9 +136,9 @@ pub struct Unanswered {
 }
 
 impl Unanswered {
-    /// Hands the request back.
-    pub fn decline(self) -> Box<Declined> {
-        Box::new(Declined { unsent: self.unsent, slot: self.slot, why: self.why.into() })
+    /// Passes the request through instead.
+    pub async fn decline(self) -> Response<Body> {
+        passthrough::decline(self.unsent, self.slot, &self.shared.fleet, self.why.into()).await
     }
 }
 
@@ -143,9 +146,11 @@ impl SessionLoop {
     /// A session loop whose first call has begun to answer.
     pub fn new(setup: LoopSetup) -> Self {
         let LoopSetup { plan, exchange, calls, plain_stream, sink, answer_traits, clock, .. } = setup;
-        let quirks = calls.engine().dialect.quirks();
-        let prompt_ids_call =
-            if plan.grammar.is_known() { None } else { calls.engine().prompt_ids_call(&exchange.request) };
+        let quirks = calls.engine().quirks();
+        let prompt_ids_call = match calls.engine().prompt_step(&exchange.request, None) {
+            Ok(PromptStep::Call(call)) if !plan.grammar.is_known() => Some(call),
+            _ => None,
+        };
         let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
         let is_read = request.route == Route::Chat
             && !plan.parses
@@ -226,8 +231,7 @@ impl SessionLoop {
             engine_count.unwrap_or(summary.output_tokens).max(self.reported_tokens(&summary));
         let prompt_tokens = self.session.prompt().len();
         self.slot.record.prompt_tokens(prompt_tokens);
-        let usage = self.usage.value.as_ref().and_then(Usage::from_backend);
-        let mut usage = usage.unwrap_or_else(|| Usage::new(prompt_tokens as u64));
+        let mut usage = self.backend_usage().unwrap_or_else(|| Usage::new(prompt_tokens as u64));
         let aborted_call = self.usage.aborted_call.take();
         if summary.finish.is_some()
             && let Some(aborted_call) = aborted_call
@@ -258,6 +262,14 @@ impl SessionLoop {
             self.slot.record.failed(cause);
         }
         Ok(Ended { slot: self.slot, end, answer })
+    }
+
+    /// The usage that the first call has reported. In running usage there are nulls; at the end of
+    /// a stream there are none.
+    fn backend_usage(&self) -> Option<Usage> {
+        let usage = self.usage.value.as_ref()?.usage()?;
+        let is_running = self.calls.engine().quirks().usage.runs;
+        Some(if is_running { usage.without_nulls() } else { usage })
     }
 
     /// Parses a complete output for a client that does not stream. Returns the number of its tokens
@@ -297,7 +309,7 @@ impl SessionLoop {
         if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
             let Difference { part, local, backend, at } = summary.misparsed.unwrap_or_default();
             tracing::warn!(
-                parsers = %self.calls.engine().parsers,
+                parsers = %self.calls.engine().parsing.parsers,
                 part,
                 local_bytes = local,
                 server_bytes = backend,
@@ -318,7 +330,7 @@ impl SessionLoop {
         let unreadable = match happened {
             Happened::PlainEvent(PlainEvent::End) if !begun => Some("it ends without an answer"),
             Happened::PlainEvent(PlainEvent::Unreadable(cause)) if !begun => Some(cause.as_str()),
-            Happened::PlainEvent(PlainEvent::Chunk(event, _)) if first && !event.is_null() => {
+            Happened::PlainEvent(PlainEvent::Chunk(event, _)) if first => {
                 if self.sink.is_buffered() && many_choices(event) {
                     Some("it holds several choices where one was requested")
                 } else if !begun && self.is_of_another(event) {
@@ -360,7 +372,7 @@ impl SessionLoop {
 
     /// Records the engine that an event names. True if it is another than the session's while
     /// nothing has reached the client: the new engine is then sent the client's request unchanged.
-    fn is_of_another(&self, event: &Value) -> bool {
+    fn is_of_another(&self, event: &openai::Event) -> bool {
         let other = self.first_answer.unsent.is_some() && !self.calls.join_origin(event);
         if other {
             self.calls.changed();

@@ -12,13 +12,13 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
-use serde_json::Value;
 
 use foretell_core::units::Tick;
 use foretell_net::clock::Clock;
 use foretell_net::fleet::{Answer, BrokenOff};
 use foretell_net::http::headers;
-use foretell_wire::openai::{OutputTokens, Reading, sse};
+use foretell_wire::openai::parts::REASONING;
+use foretell_wire::openai::{Event, OutputTokens, UsageText, sse};
 
 /// Maximum bytes of an answer waiting to be read.
 const BACKLOG: usize = 1 << 20;
@@ -64,12 +64,18 @@ pub(super) struct TappedText {
 }
 
 impl TappedText {
-    fn read(&mut self, answer: &Value, now: Tick) {
-        let reading = Reading::of(answer);
-        self.usage = reading.usage.or(self.usage);
-        self.other |= reading.other;
-        self.cut |= reading.finish == Some("length");
-        for piece in [reading.reasoning, reading.text].into_iter().filter(|piece| !piece.is_empty()) {
+    fn read(&mut self, answer: &Event, now: Tick) {
+        let usage = answer.usage().map(UsageText::of);
+        let counts = usage.and_then(|usage| Some((usage.prompt_tokens()?, usage.completion_tokens()?)));
+        self.usage = counts.or(self.usage);
+        self.other |= answer.others().any(|(_, text)| !matches!(text, "[]" | "\"\""));
+        self.cut |= answer.finish().as_deref() == Some("length");
+        let delta = answer.delta();
+        let reasoning = REASONING.into_iter().find_map(|name| delta?.read::<String>(name));
+        for piece in [reasoning.unwrap_or_default(), answer.text()] {
+            if piece.is_empty() {
+                continue;
+            }
             self.bytes += piece.len();
             let room = TEXT.saturating_sub(self.text.len());
             self.text.push_str(piece.get(..piece.floor_char_boundary(room)).unwrap_or_default());
@@ -204,13 +210,13 @@ impl Content for TappedText {
 
     fn event(&mut self, event: &sse::Message, at: Tick) {
         self.ended |= event.is_done();
-        if let Ok(event) = serde_json::from_str::<Value>(&event.data) {
+        if let Some(event) = Event::of(event.data.clone()) {
             self.read(&event, at);
         }
     }
 
     fn document(&mut self, json: &[u8], complete: bool, at: Tick) {
-        if let Ok(answer) = serde_json::from_slice::<Value>(json) {
+        if let Some(answer) = String::from_utf8(json.to_vec()).ok().and_then(Event::of) {
             self.read(&answer, at);
             self.ended = complete;
         }
@@ -407,6 +413,18 @@ mod tests {
             assert_eq!((tapped.text.as_str(), tapped.bytes, tapped.marks.len()), ("aéb", 4, 2));
             assert!(tapped.ended && tapped.cut && !tapped.other);
         }
+    }
+
+    #[test]
+    fn content_other_than_text_is_recognised() {
+        let read = |delta: &str| {
+            let event = format!("data: {{\"choices\":[{{\"delta\":{delta}}}]}}\n\n");
+            let read = tapped(&[EVENTS], &[event.as_bytes()]);
+            (read.text, read.other)
+        };
+        assert_eq!(read(r#"{"reasoning":"hm","content":null}"#), ("hm".to_owned(), true));
+        let nothing = r#"{"role":"assistant","content":"a","tool_calls":[],"reasoning":null,"refusal":""}"#;
+        assert_eq!(read(nothing), ("a".to_owned(), false));
     }
 
     #[test]

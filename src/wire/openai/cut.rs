@@ -3,12 +3,7 @@
 
 use std::ops::Range;
 
-/// A member of a JSON object: the byte ranges of its key and its value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Member {
-    key: Range<usize>,
-    value: Range<usize>,
-}
+use super::event::{Event, Member, Object};
 
 /// The change to a member of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,21 +18,14 @@ pub enum Edit {
 /// Byte ranges and their replacements, in ascending order of their starts.
 type Edits = Vec<(Range<usize>, &'static str)>;
 
-/// `json` with `top` applied to the names of its members and `choice` to those of each of its
-/// choices. `None` if it is not an object.
-pub fn edited(json: &str, top: impl Fn(&str) -> Edit, choice: impl Fn(&str) -> Edit) -> Option<String> {
-    let bytes = json.as_bytes();
-    let members = members(bytes, skip_space(bytes, 0))?;
+/// The JSON text of an event with `top` applied to the names of its members and `choice` to those
+/// of each of its choices.
+pub fn edited(event: &Event, top: impl Fn(&str) -> Edit, choice: impl Fn(&str) -> Edit) -> String {
     let mut edits = Edits::new();
-    edit(json, &members, top, &mut edits);
-    for choices in members.iter().filter(|member| name(json, member) == "choices") {
-        for item in items(bytes, choices.value.start).unwrap_or_default() {
-            if let Some(members) = self::members(bytes, item.start) {
-                edit(json, &members, &choice, &mut edits);
-            }
-        }
-    }
+    edit(event.top(), top, &mut edits);
+    event.choices().for_each(|object| edit(object, &choice, &mut edits));
     edits.sort_by_key(|(position, _)| position.start);
+    let json = event.json();
     let (mut out, mut at) = (String::with_capacity(json.len()), 0);
     for (position, instead) in edits {
         out.push_str(json.get(at..position.start.max(at)).unwrap_or_default());
@@ -45,7 +33,7 @@ pub fn edited(json: &str, top: impl Fn(&str) -> Edit, choice: impl Fn(&str) -> E
         at = at.max(position.end);
     }
     out.push_str(json.get(at..).unwrap_or_default());
-    Some(out)
+    out
 }
 
 /// `json`, an object, with one more member at its end; `None` if it does not end like an object.
@@ -58,128 +46,24 @@ pub fn appended(json: &str, name: &str, value: &serde_json::Value) -> Option<Str
     Some(format!("{body}{comma}{}:{value}}}{}", serde_json::Value::from(name), json.get(end.len()..)?))
 }
 
-fn name<'a>(json: &'a str, member: &Member) -> &'a str {
-    json.get(member.key.start + 1..member.key.end.saturating_sub(1)).unwrap_or_default()
-}
-
-fn edit(json: &str, members: &[Member], treat: impl Fn(&str) -> Edit, edits: &mut Edits) {
-    let treated: Vec<Edit> = members.iter().map(|member| treat(name(json, member))).collect();
+fn edit(object: Object<'_>, treat: impl Fn(&str) -> Edit, edits: &mut Edits) {
     // There is no comma after the last member that stays.
     let mut remaining_end: Option<usize> = None;
-    for (position, (member, edit)) in members.iter().zip(&treated).enumerate() {
-        match (edit, members.get(position + 1)) {
+    let key = |member: &Member| member.name.start.saturating_sub(1);
+    for (position, (member, (name, _))) in object.ranges.iter().zip(object.members()).enumerate() {
+        match (treat(name), object.ranges.get(position + 1)) {
             (Edit::Retain, _) => {}
             (Edit::Null, _) => edits.push((member.value.clone(), "null")),
-            (Edit::Drop, Some(next)) => edits.push((member.key.start..next.key.start, "")),
+            (Edit::Drop, Some(next)) => {
+                edits.push((key(member)..key(next), ""));
+                continue;
+            }
             (Edit::Drop, None) => {
-                let from = remaining_end.map_or(member.key.start, |end| end);
-                edits.push((from..member.value.end, ""));
-            }
-        }
-        if *edit != Edit::Drop {
-            remaining_end = Some(member.value.end);
-        }
-    }
-}
-
-/// The members of the object that begins at `at`.
-fn members(bytes: &[u8], at: usize) -> Option<Vec<Member>> {
-    let mut at = skip_space(bytes, expect(bytes, at, b'{')?);
-    let mut members = Vec::new();
-    if bytes.get(at) == Some(&b'}') {
-        return Some(members);
-    }
-    loop {
-        let key = at..skip_string(bytes, at)?;
-        let start = skip_space(bytes, expect(bytes, skip_space(bytes, key.end), b':')?);
-        let value = start..skip_value(bytes, start)?;
-        at = skip_space(bytes, value.end);
-        members.push(Member { key, value });
-        match bytes.get(at)? {
-            b',' => at = skip_space(bytes, at + 1),
-            b'}' => return Some(members),
-            _ => return None,
-        }
-    }
-}
-
-/// The items of the list that begins at `at`.
-fn items(bytes: &[u8], at: usize) -> Option<Vec<Range<usize>>> {
-    let mut at = skip_space(bytes, expect(bytes, at, b'[')?);
-    let mut items = Vec::new();
-    if bytes.get(at) == Some(&b']') {
-        return Some(items);
-    }
-    loop {
-        let item = at..skip_value(bytes, at)?;
-        at = skip_space(bytes, item.end);
-        items.push(item);
-        match bytes.get(at)? {
-            b',' => at = skip_space(bytes, at + 1),
-            b']' => return Some(items),
-            _ => return None,
-        }
-    }
-}
-
-fn expect(bytes: &[u8], at: usize, wanted: u8) -> Option<usize> {
-    (*bytes.get(at)? == wanted).then_some(at + 1)
-}
-
-fn skip_space(bytes: &[u8], mut at: usize) -> usize {
-    while bytes.get(at).is_some_and(u8::is_ascii_whitespace) {
-        at += 1;
-    }
-    at
-}
-
-/// One past the string that begins at `at`.
-fn skip_string(bytes: &[u8], at: usize) -> Option<usize> {
-    let mut at = expect(bytes, at, b'"')?;
-    loop {
-        match bytes.get(at)? {
-            b'"' => return Some(at + 1),
-            b'\\' => at += 2,
-            _ => at += 1,
-        }
-    }
-}
-
-/// One past the value that begins at `at`.
-fn skip_value(bytes: &[u8], at: usize) -> Option<usize> {
-    let mut at = at;
-    let mut depth = 0_usize;
-    loop {
-        match bytes.get(at)? {
-            b'"' => at = skip_string(bytes, at)?,
-            b'{' | b'[' => {
-                depth += 1;
-                at += 1;
+                edits.push((remaining_end.unwrap_or(key(member))..member.value.end, ""));
                 continue;
             }
-            b'}' | b']' => {
-                depth = depth.checked_sub(1)?;
-                at += 1;
-            }
-            b',' | b':' if depth > 0 => {
-                at += 1;
-                continue;
-            }
-            byte if byte.is_ascii_whitespace() => {
-                at += 1;
-                continue;
-            }
-            _ => {
-                while bytes.get(at).is_some_and(|byte| {
-                    !byte.is_ascii_whitespace() && !matches!(byte, b',' | b'}' | b']' | b':')
-                }) {
-                    at += 1;
-                }
-            }
         }
-        if depth == 0 {
-            return Some(at);
-        }
+        remaining_end = Some(member.value.end);
     }
 }
 
@@ -192,7 +76,7 @@ mod tests {
 
     fn without(json: &str, gone: &[&str]) -> String {
         let drop = |name: &str| if gone.contains(&name) { Edit::Drop } else { Edit::Retain };
-        edited(json, drop, drop).unwrap()
+        edited(&Event::of(json.to_owned()).unwrap(), drop, drop)
     }
 
     #[test]
@@ -213,7 +97,8 @@ mod tests {
     fn a_value_can_become_null() {
         let null = |name: &str| if name == "usage" { Edit::Null } else { Edit::Retain };
         let event = r#"{"usage":{"a":[1]},"b":2}"#;
-        assert_eq!(edited(event, null, |_| Edit::Retain).unwrap(), r#"{"usage":null,"b":2}"#);
+        let event = Event::of(event.to_owned()).unwrap();
+        assert_eq!(edited(&event, null, |_| Edit::Retain), r#"{"usage":null,"b":2}"#);
     }
 
     #[test]
@@ -223,9 +108,9 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_an_object_is_refused() {
+    fn text_that_is_not_an_object_is_no_event() {
         for text in ["", "[1]", "{", "{\"a\"", "{\"a\":", "{\"a\":1", "{\"a\":1,", "\"\\"] {
-            assert_eq!(edited(text, |_| Edit::Drop, |_| Edit::Drop), None, "{text}");
+            assert_eq!(Event::of(text.to_owned()), None, "{text}");
         }
     }
 
@@ -263,7 +148,7 @@ mod tests {
 
         #[test]
         fn any_text_is_taken(text in "[{}\\[\\]\",:\\\\a1 ]{0,40}") {
-            let _ = edited(&text, |_| Edit::Drop, |_| Edit::Drop);
+            let _ = Event::of(text).map(|event| edited(&event, |_| Edit::Drop, |_| Edit::Drop));
         }
     }
 }

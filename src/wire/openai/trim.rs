@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 
-use super::answer::{Additive, TOKEN_IDS, strip};
+use super::answer::{Additive, TOKEN_IDS};
 use super::cut::{self, Edit};
-use super::event::{choices, finishes};
+use super::event::Event;
 use super::sse;
 
 /// The members and events that are removed from the stream of one request.
@@ -25,18 +25,19 @@ pub struct Trim {
 }
 
 impl Trim {
-    /// The bytes `raw` of an event with this data, for the client; `None` if the client would not
-    /// get the event.
-    pub fn event(&self, raw: &[u8], event: &Value) -> Option<Vec<u8>> {
+    /// The bytes `raw` of an event, for the client; `None` if the client would not get the event.
+    pub fn event(&self, raw: &[u8], event: &Event) -> Option<Vec<u8>> {
         if self.is_ours(event) {
             return None;
         }
-        let ends = finishes(event) || choices(event).is_empty();
+        let (has_choice, is_end) = (event.choice().is_some(), event.finish().is_some());
+        let is_extra = is_end && self.usage_at_end && !self.include_usage;
+        let cuts_usage = self.additive.usage && has_choice && !is_extra;
         let top = |name: &str| match name {
-            "usage" if self.cuts_usage(event) && self.additive.null_usage => Edit::Null,
-            "usage" if self.cuts_usage(event) => Edit::Drop,
+            "usage" if cuts_usage && self.additive.null_usage => Edit::Null,
+            "usage" if cuts_usage => Edit::Drop,
             "prompt_token_ids" if self.additive.token_ids => self.absent(),
-            name if ends && self.at_end == Some(name) => Edit::Retain,
+            name if (is_end || !has_choice) && self.at_end == Some(name) => Edit::Retain,
             name if self.additive.members.contains(&name) => Edit::Drop,
             _ => Edit::Retain,
         };
@@ -45,27 +46,22 @@ impl Trim {
             name if self.additive.choice.contains(&name) => Edit::Drop,
             _ => Edit::Retain,
         };
-        Some(data_of(raw, |json| cut::edited(json, top, choice)).unwrap_or_else(|| {
-            let mut event = event.clone();
-            strip(&mut event, self.additive);
-            sse::encode_json(&event)
-        }))
+        let edited = cut::edited(event, top, choice);
+        let replaced = data_of(raw, |_| Some(edited.trim_start().to_owned()));
+        Some(replaced.unwrap_or_else(|| sse::encode(&edited)))
     }
 
     /// True if an event exists only because of the additional fields.
-    pub fn is_ours(&self, event: &Value) -> bool {
-        let choices = choices(event);
-        let Some(choice) = choices.first() else {
-            let usage = event.get("usage").is_some_and(Value::is_object);
-            return usage && self.additive.usage && !self.include_usage;
-        };
-        let empty = choice.get("delta").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty);
-        self.hollow && self.additive.token_ids && empty && choices.len() == 1 && !finishes(event)
-    }
-
-    fn cuts_usage(&self, event: &Value) -> bool {
-        let is_extra = finishes(event) && self.usage_at_end && !self.include_usage;
-        self.additive.usage && !choices(event).is_empty() && !is_extra
+    pub fn is_ours(&self, event: &Event) -> bool {
+        if event.choice().is_none() {
+            return event.usage().is_some() && self.additive.usage && !self.include_usage;
+        }
+        let empty = event.delta().is_some_and(|delta| delta.members().next().is_none());
+        self.hollow
+            && self.additive.token_ids
+            && empty
+            && event.choices().len() == 1
+            && event.finish().is_none()
     }
 
     fn absent(&self) -> Edit {
@@ -106,7 +102,7 @@ mod tests {
     use super::*;
 
     fn trimmed(trim: Trim, data: &str) -> Option<String> {
-        let event = serde_json::from_str(data).unwrap();
+        let event = Event::of(data.to_owned()).unwrap();
         let raw = format!(": a comment\ndata: {data}\n\n");
         let bytes = trim.event(raw.as_bytes(), &event)?;
         let text = String::from_utf8(bytes).unwrap();

@@ -1,5 +1,6 @@
 //! The `usage` object of an answer, and what Foretell adds to it.
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use foretell_core::words::Ledger;
@@ -79,6 +80,40 @@ impl Counts {
     }
 }
 
+/// A `usage` object of a backend, of which only the counts are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsageText {
+    json: String,
+    counts: TokenCounts,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+struct TokenCounts {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+}
+
+impl UsageText {
+    /// From the JSON text of an object.
+    pub fn of(json: impl Into<String>) -> Self {
+        let json = json.into();
+        Self { counts: serde_json::from_str(&json).unwrap_or_default(), json }
+    }
+
+    pub fn prompt_tokens(&self) -> Option<u64> {
+        self.counts.prompt_tokens
+    }
+
+    pub fn completion_tokens(&self) -> Option<u64> {
+        self.counts.completion_tokens
+    }
+
+    /// All of it.
+    pub fn usage(&self) -> Option<Usage> {
+        Usage::from_backend(&serde_json::from_str(&self.json).ok()?)
+    }
+}
+
 /// The usage of one request, in the shape in which its backend reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Usage {
@@ -104,6 +139,13 @@ impl Usage {
 
     pub fn prompt_tokens(&self) -> u64 {
         self.prompt_tokens
+    }
+
+    /// Without the members that are null: those of running usage, which the end of a stream lacks.
+    #[must_use]
+    pub fn without_nulls(mut self) -> Self {
+        self.base.retain(|_, value| !value.is_null());
+        self
     }
 
     /// With the backend's details of the prompt (`prompt_tokens_details`).

@@ -91,8 +91,8 @@ impl<E: Events> Stream<E> {
         if data == DONE {
             return self.done(out);
         }
-        let chunk = match Data::of(data) {
-            Data::Answer(chunk) => chunk,
+        let chunk = match Data::of(data.to_owned()) {
+            Data::Answer(event) => event.value(),
             Data::Foreign(_) => return,
             Data::Damaged => return self.fail(None, "the engine sent an event that is not JSON", out),
         };

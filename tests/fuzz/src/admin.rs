@@ -115,7 +115,7 @@ fn passed_on(fields: &HeaderMap, uri: &str) {
     for name in ["connection", "transfer-encoding", "x-foretell", "keep-alive", "proxy-connection"] {
         assert!(!passed.contains_key(name), "{name} was passed on");
     }
-    let _ = (route::is_encoded(fields), headers::takes_trailers(fields));
+    let _ = (headers::is_encoded(fields), headers::takes_trailers(fields));
     if let Ok(uri) = uri.parse::<Uri>() {
         let _ = (route::candidate(&Method::POST, &uri), route::is_repeatable(&Method::POST, &uri));
     }

@@ -71,12 +71,12 @@ fn engine(dialect: Dialect, world: &mut World<'_>, mut answers: Answers) {
     let Ok(engine) = codec.engine(&answers) else { return };
     assert_eq!(engine.dialect, dialect);
     assert!(engine.context.is_none_or(|context| context > 0), "a context of no tokens");
-    assert!(engine.block > 0, "a block of no tokens");
-    if let Some(defaults) = engine.defaults {
+    assert!(engine.cache.block > 0, "a block of no tokens");
+    if let Some(defaults) = engine.defaults.sampling {
         let values = [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty];
         assert!(values.iter().all(|value| value.is_finite()), "{values:?}");
     }
-    let _ = codec.tokenize(&engine, "text");
+    let _ = engine.quirks().tokenize.map(|form| form.question(&engine.model, "text"));
 }
 
 /// A page of metrics.

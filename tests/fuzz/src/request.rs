@@ -5,7 +5,7 @@
 //! Foretell adds. The body is also a request of the Messages and the Responses API, and its lines
 //! are the data of the chat's events that answer it.
 
-use foretell_engines::{Dialect, Engine};
+use foretell_engines::{Dialect, Engine, PromptStep};
 use foretell_proxy::gateway::route::model_of;
 use foretell_wire::anthropic::{self, System};
 use foretell_wire::openai::{Judgement, Request, Route, judge, parsed_bytes, understand};
@@ -118,11 +118,7 @@ fn eligible(request: &Request, body: &[u8], read: Option<&Value>, dialect: Diale
     assert!(finite.iter().all(|value| value.is_finite()) && sampling.temperature >= 0.0, "{sampling:?}");
     let engine = Engine { context: Some(2048), ..Engine::new(dialect, "m", "1.0") };
     let (sampling, settled) = engine.sampling(request);
-    let _ = (
-        engine.refuses(request, &sampling),
-        engine.methods_for(request, &sampling, settled),
-        engine.limit(request),
-    );
+    let _ = (engine.methods_for(request, &sampling, settled), engine.limit(request));
     sent(&engine, request);
 }
 
@@ -139,7 +135,7 @@ fn sent(engine: &Engine, request: &Request) {
     if let (Some(seed), Some(sent)) = (request.body.get("seed"), sent.get("seed")) {
         assert!(seed.is_null() || seed == sent, "the client's own seed");
     }
-    if let Some(call) = engine.prompt_ids_call(request) {
+    if let Ok(PromptStep::Call(call)) = engine.prompt_step(request, None) {
         assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
     }
 }

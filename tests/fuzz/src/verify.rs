@@ -9,8 +9,10 @@ use foretell_core::draft::{Features, Node, Source, Tree, Vote};
 use foretell_core::session::accept::{Accept, Judge, Judged, Walk};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Row, VerifyMethod, VerifyResult};
-use foretell_engines::{Context, Dialect, Engine, PromptAnswer, RequestKind, Round};
-use foretell_wire::openai::{Judgement, Request, Route, Sampling, judge};
+use foretell_engines::{
+    Context, Dialect, Engine, PrefixCache, PromptStep, RequestKind, Round, RowShape, SpecialTokens, shared,
+};
+use foretell_wire::openai::{Event, Judgement, Request, Route, Sampling, judge};
 use serde_json::Value;
 
 use crate::bytes::Bytes;
@@ -29,11 +31,10 @@ pub fn run(input: &[u8]) {
     let method = input.one(&VerifyMethod::ALL);
     let engine = Engine {
         methods: vec![method],
-        block: 16,
-        lanes: Some(8),
+        cache: PrefixCache { block: 16, reports_hits: input.one(&[false, true]), ..PrefixCache::default() },
+        slots: Some(8),
         context: Some(2048),
-        reports_cached: input.one(&[false, true]),
-        special: vec![0],
+        tokens: SpecialTokens { special: vec![0], ..SpecialTokens::default() },
         ..Engine::new(dialect, "m", "1.0")
     };
     let draft = draft(input.below(8));
@@ -137,22 +138,20 @@ fn judged(round: &Round<'_>, result: &VerifyResult) {
 
 /// Reads an answer to every other call.
 fn check_concurrent(engine: &Engine, round: &Round<'_>, body: &[u8]) {
-    let codec = engine.dialect.codec();
     for route in [Route::Completions, Route::Chat] {
-        if let Ok(PromptAnswer::Call(call)) = engine.read_prompt_answer(&request(route), body) {
+        if let Ok(PromptStep::Call(call)) = engine.prompt_step(&request(route), Some(body)) {
             assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
         }
     }
-    let _ = codec.rows(round.context.len(), body);
-    let _ = codec.tokens(body);
+    let _ = (RowShape::of(round.context.len(), body), shared::tokens(body));
     for status in [200, 400, 500] {
-        let _ = codec.is_undecided(round.method, status, body);
+        let _ = engine.is_undecided(round.method, status, body);
     }
 }
 
 /// Reads an event of a plain request.
 fn events(engine: &Engine, body: &[u8]) {
-    let Ok(event) = serde_json::from_slice::<Value>(body) else { return };
+    let Some(event) = String::from_utf8(body.to_vec()).ok().and_then(Event::of) else { return };
     for kind in [RequestKind::First, RequestKind::Later] {
         let Ok(chunk) = engine.chunk(kind, &event) else { continue };
         assert!(!chunk.ends || kind == RequestKind::First || chunk.finish.is_some(), "{chunk:?}");

@@ -4,9 +4,11 @@
 use foretell::app::Gateway;
 use foretell_core::words::PassthroughReason;
 use foretell_net::fleet::ReplicaSettings;
+use foretell_net::http::body::Body;
 use foretell_proxy::gateway::Settings;
-use foretell_proxy::serving::exchange::{Exchange, Serve, Served};
+use foretell_proxy::serving::exchange::{Exchange, Serve};
 use futures_util::future::BoxFuture;
+use http::Response;
 
 use super::house;
 use crate::wire::{Server, Wire, chunk};
@@ -74,8 +76,8 @@ impl SplitMix64 {
 struct Never;
 
 impl Serve for Never {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
-        Box::pin(async { Err(exchange.decline(PassthroughReason::Fault)) })
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Response<Body>> {
+        Box::pin(exchange.decline(PassthroughReason::Fault))
     }
 }
 

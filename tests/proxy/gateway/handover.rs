@@ -5,11 +5,12 @@ use std::sync::Arc;
 use foretell::app::Gateway;
 use foretell_core::words::{Mode, PassthroughReason};
 use foretell_net::fleet::{ModelName, ReplicaSettings};
-use foretell_net::http::body::full;
+use foretell_net::http::body::{Body, full};
 use foretell_proxy::gateway::Settings;
-use foretell_proxy::serving::exchange::{Client, Exchange, Serve, Served};
+use foretell_proxy::serving::exchange::{Client, Exchange, Serve};
 use foretell_wire::openai::Control;
 use futures_util::future::BoxFuture;
+use http::Response;
 use tokio::sync::mpsc;
 
 use super::house;
@@ -22,12 +23,12 @@ const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 
 impl Serve for Noting {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Response<Body>> {
         if self.1 {
-            return Box::pin(async { Err(exchange.decline(PassthroughReason::Fault)) });
+            return Box::pin(exchange.decline(PassthroughReason::Fault));
         }
         self.0.send(exchange).unwrap();
-        Box::pin(async { Ok(http::Response::new(full("driven"))) })
+        Box::pin(async { Response::new(full("driven")) })
     }
 }
 
@@ -133,7 +134,7 @@ async fn a_request_that_the_session_runner_gives_back_is_passed_through_unchange
 struct Broken;
 
 impl Serve for Broken {
-    fn serve(&self, _exchange: Exchange) -> BoxFuture<'static, Served> {
+    fn serve(&self, _exchange: Exchange) -> BoxFuture<'static, Response<Body>> {
         Box::pin(async { panic!("a planted fault") })
     }
 }

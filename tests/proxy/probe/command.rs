@@ -98,7 +98,7 @@ async fn bounds_of_calls_and_time_hold() {
     let backend = Replica::new(ReplicaSettings::new("b", fake.url())).unwrap();
     let mut engine = Engine::new(Dialect::Vllm, "toy", "0.33.0");
     engine.methods = vec![VerifyMethod::Score, VerifyMethod::FanOut];
-    engine.block = 16;
+    engine.cache.block = 16;
     let limits = |calls: u32, millis: u64| Limits {
         calls,
         within: Duration::from_millis(millis),

@@ -8,7 +8,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::fleet::identity::unknown::Unknown;
 use crate::fleet::{Replica, probe};
 use crate::random::fresh_seed;
-use foretell_engines::Engine;
+use foretell_engines::confirm::Confirmer;
+use foretell_engines::{Engine, ModelDefaults};
 use foretell_parsers::text::Tokenizer;
 use foretell_wire::openai::GenerationConfig;
 
@@ -63,12 +64,12 @@ pub async fn confirm(
     let config = config.read().await?;
     if takes_model_defaults(engine) {
         // A copied tokenizer alone does not show that the model has no such file.
-        engine.chat_defaults = config.clone().map(|config| config.without_output_penalties().defaults);
+        engine.defaults.chats = config.clone().map(|config| config.without_output_penalties().defaults);
     }
     let config = config.unwrap_or(GenerationConfig::NONE);
-    let (seed, codec) = (fresh_seed(), engine.dialect.codec());
+    let seed = fresh_seed();
     let text = probe::text(tokenizer, seed);
-    let Some(mut confirmer) = codec.confirmer(engine, &config, &text, seed) else { return Ok(()) };
+    let Some(mut confirmer) = Confirmer::of(engine, &config, &text, seed) else { return Ok(()) };
     let until = Instant::now() + WITHIN;
     while Instant::now() < until
         && let Some(next) = confirmer.next_call()
@@ -87,5 +88,7 @@ pub async fn confirm(
 
 /// True if the defaults of its chats are those of its model, and nobody else's.
 fn takes_model_defaults(engine: &Engine) -> bool {
-    engine.dialect.quirks().model_defaults && engine.defaults.is_none() && !engine.operator_defaults
+    engine.quirks().model_defaults == ModelDefaults::Named
+        && engine.defaults.sampling.is_none()
+        && !engine.defaults.preferred
 }

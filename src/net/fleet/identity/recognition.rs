@@ -21,7 +21,7 @@ use crate::http::headers;
 use foretell_core::words::PassthroughReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::recognise::{self, Reply};
-use foretell_engines::{Answers, Dialect, Engine, Question, is_rendering, rendering_question};
+use foretell_engines::{Answers, Dialect, Engine, Question, is_rendering, rendering_question, shared};
 use foretell_parsers::parse::Parsers;
 use foretell_parsers::text::Tokenizer;
 
@@ -79,7 +79,7 @@ pub async fn identify(
     rounds_seen: &Arc<RoundsSeen>,
 ) -> Result<Arc<Identity>, Unknown> {
     if let Some(before) = before
-        && !(away.since && before.engine.started.is_none())
+        && !(away.since && before.engine.process.started.is_none())
         && still(replica, before).await?
         && !renders_now(settings, &before.engine).await
     {
@@ -88,27 +88,27 @@ pub async fn identify(
     let mut recognised = recognise(replica, &settings.renderer, settings.dialect, &settings.named).await?;
     let mut engine = recognised.engine.clone();
     if engine.methods.is_empty() {
-        return Err(Unknown::PassedThrough(engine.dialect, engine.load_path));
+        return Err(Unknown::PassedThrough(engine.dialect, engine.pages.load));
     }
-    let started = engine.started.or(engine.process).unwrap_or(away.times);
+    let started = engine.process.started.or(engine.process.drawn).unwrap_or(away.times);
     let same = |engine_start: &EngineStart| {
         engine_start.version == engine.version
             && engine_start.model == engine.model
             && engine_start.started == started
-            && engine_start.weights == engine.weights
+            && engine_start.weights == engine.process.weights
     };
     if let Some(before) = before
         && same(&before.engine_start)
-        && before.engine.renders == engine.renders
+        && before.engine.pages.renders == engine.pages.renders
     {
         return Ok(Arc::clone(before));
     }
     recognised.starts = one_start(replica, &recognised).await?;
     let tokenizer = tokenizer(replica, settings.tokenizer.as_deref(), &engine).await?;
     if settings.parsers != Parsers::default() {
-        engine.parsers = settings.parsers;
+        engine.parsing.parsers = settings.parsers;
     }
-    (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
+    (engine.tokens.special, engine.tokens.may_end) = (tokenizer.special(), tokenizer.may_end());
     if let Some(config) = &settings.generation_config {
         confirm::confirm(replica, &mut engine, &tokenizer, config).await?;
     }
@@ -117,7 +117,7 @@ pub async fn identify(
         model: engine.model.clone(),
         version: engine.version.clone(),
         started,
-        weights: engine.weights.clone(),
+        weights: engine.process.weights.clone(),
         vocabulary: tokenizer.fingerprint().to_string(),
     };
     recognised.engine = engine.clone();
@@ -141,7 +141,7 @@ pub async fn identify(
 /// Not needed for an engine that identifies its process in each answer.
 fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
     let Recognised { engine, answers, start_page, .. } = recognised;
-    if engine.mark.is_some() {
+    if engine.process.fingerprint.is_some() {
         return None;
     }
     let page = start_page.clone()?;
@@ -169,14 +169,7 @@ pub async fn reconfirmed(
     confirm::confirm(replica, &mut engine, &known.tokenizer, config).await?;
     let recognised = Recognised { engine: engine.clone(), ..(*known.recognised).clone() };
     // The engine in use also has the findings of a probe.
-    let measured = Engine {
-        defaults: engine.defaults,
-        default_tokens: engine.default_tokens,
-        limit_known: engine.limit_known,
-        max_tokens: engine.max_tokens,
-        confirmation: engine.confirmation,
-        ..(*known.engine).clone()
-    };
+    let measured = Engine { defaults: engine.defaults, limits: engine.limits, ..(*known.engine).clone() };
     Ok(Arc::new(Identity {
         engine: Arc::new(measured),
         recognised: Arc::new(recognised),
@@ -186,7 +179,14 @@ pub async fn reconfirmed(
 
 /// True if two answers are those of one process.
 fn is_same(now: &Engine, before: &Engine) -> bool {
-    let of = |engine: &Engine| (engine.started, engine.mark.clone(), engine.weights.clone(), engine.context);
+    let of = |engine: &Engine| {
+        (
+            engine.process.started,
+            engine.process.fingerprint.clone(),
+            engine.process.weights.clone(),
+            engine.context,
+        )
+    };
     now.version == before.version && now.model == before.model && of(now) == of(before)
 }
 
@@ -206,7 +206,7 @@ async fn still(replica: &Replica, before: &Identity) -> Result<bool, Unknown> {
 /// True if the server that renders this engine's requests was not there when the engine was
 /// recognised, and is now.
 async fn renders_now(settings: &RecognitionSettings, engine: &Engine) -> bool {
-    if engine.renders {
+    if engine.pages.renders {
         return false;
     }
     let Some(renderer) = settings.renderer.other() else { return false };
@@ -259,7 +259,7 @@ pub async fn recognise(
     })?;
     engine.enable_named(named);
     if matches!(renderer, Renderer::Never) {
-        (engine.renders, engine.derenders) = (false, false);
+        (engine.pages.renders, engine.pages.derenders) = (false, false);
     }
     let missing =
         VerifyMethod::ALL.into_iter().filter(|verify_method| !engine.methods.contains(verify_method));
@@ -308,7 +308,7 @@ pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32
         answers.add(page, put(replica, &question, true).await?);
         let other = engine.dialect.codec().engine(&answers);
         let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
-        if other.started != engine.started {
+        if other.process.started != engine.process.started {
             let why = "several engines answer at this address: their start times differ";
             return Err(Unknown::Foreign(PassthroughReason::SeveralEngines, why.to_owned()));
         }
@@ -357,9 +357,10 @@ pub async fn tokenizer(
         },
     };
     let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
-    if let Some(question) = engine.dialect.codec().tokenize(engine, SAMPLE) {
+    if let Some(form) = engine.quirks().tokenize {
+        let question = form.question(&engine.model, SAMPLE);
         let reply = put(replica, &question, false).await?;
-        let theirs = engine.dialect.codec().tokens(&reply.body);
+        let theirs = shared::tokens(&reply.body);
         let ours = tokenizer.encode(SAMPLE, false).ok();
         if reply.status == 200 && theirs.is_some() && theirs != ours {
             return Err(Unknown::tokenizer(

@@ -21,8 +21,8 @@ use crate::fleet::{Probed, Replica};
 use crate::random::{SharedSplitMix64, fresh_seed};
 use foretell_core::words::PassthroughReason;
 use foretell_engines::Dialect;
-use foretell_engines::Engine;
 use foretell_engines::passthrough::PASSTHROUGH;
+use foretell_engines::{Engine, PrefixCache};
 
 /// The dialect that is shown for a recognised server to which requests are only passed through.
 const SHOWN_PASSTHROUGH: &str = "passthrough";
@@ -48,7 +48,7 @@ struct SingleCheck {
 
 /// True if it is known without a trial that a single engine answers.
 pub fn shows_one(engine: &Engine) -> bool {
-    engine.started.is_some() || engine.methods.is_empty()
+    engine.process.started.is_some() || engine.methods.is_empty()
 }
 
 /// A change of the model at an address.
@@ -185,7 +185,7 @@ impl Watched {
         let returns = *self.replica.returns().borrow();
         // A process that identifies itself is re-identified whenever another might have replaced
         // it.
-        let shows = before.as_ref().is_some_and(|before| before.engine.process.is_some());
+        let shows = before.as_ref().is_some_and(|before| before.engine.process.drawn.is_some());
         let since = times != self.away_before.load(Ordering::Relaxed)
             || (shows && returns != self.returns_before.load(Ordering::Relaxed));
         let away = Away { times, since };
@@ -257,7 +257,7 @@ impl Watched {
 
     /// Logs the confirmation of the server's defaults, and schedules another of those in doubt.
     fn log_defaults(&self, identity: &Identity) {
-        let Some(confirmation) = &identity.engine.confirmation else { return };
+        let Some(confirmation) = &identity.engine.defaults.confirmation else { return };
         let mut next = self.confirms.lock();
         *next = match *next {
             _ if confirmation.unconfirmed.is_empty() => None,
@@ -467,7 +467,7 @@ impl Watched {
         loop {
             tokio::time::sleep(every.mul_f64(0.9 + 0.2 * self.random.fraction())).await;
             let (dialect, page) = match (self.identity(), *self.load_page.lock()) {
-                (Some(identity), _) => (identity.engine.dialect, identity.engine.load_path),
+                (Some(identity), _) => (identity.engine.dialect, identity.engine.pages.load),
                 (None, Some((dialect, page))) => (dialect, Some(page)),
                 (None, None) => continue,
             };
@@ -529,7 +529,9 @@ impl Watched {
 
     async fn probe(&self, identity: &Arc<Identity>) -> Option<Arc<ProbeReport>> {
         let begun = Instant::now();
-        let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
+        let recognised = &identity.recognised.engine;
+        let cache = PrefixCache { works: identity.engine.cache.works, ..recognised.cache };
+        let engine = Engine { cache, ..recognised.clone() };
         let limits = &self.settings.limits;
         let findings =
             probe::measure(&self.replica, &engine, &identity.tokenizer, limits, fresh_seed()).await;

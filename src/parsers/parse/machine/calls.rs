@@ -330,7 +330,7 @@ mod tests {
         machine
     }
 
-    /// Adds a piece, once as it is and once with all arguments converted again.
+    /// Adds a piece, once as it is and once with all arguments reconverted.
     fn added_alike(machine: &mut Machine, piece: &str) {
         let mut slow = machine.clone();
         slow.slot(|slot| slot.open = None);

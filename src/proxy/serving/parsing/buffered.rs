@@ -47,8 +47,10 @@ impl BufferedParser {
     pub async fn parts(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Parts {
         let local = self.local(prompt, output);
         let counted = local.as_ref().map(|local| local.reasoning_tokens);
-        let proof =
-            Proof { alike: self.traits.buffered_parsed_alike(), parsers: self.identity.engine.parsers };
+        let proof = Proof {
+            alike: self.traits.buffered_parsed_alike(),
+            parsers: self.identity.engine.parsing.parsers,
+        };
         let proven = proof.is_enough_for(&self.request) && !self.traits.misparsed();
         if local.is_some() && proven && !fresh_seed().is_multiple_of(JUDGED) {
             return Parts { message: local, reasoning_tokens: counted, difference: None };
@@ -78,7 +80,7 @@ impl BufferedParser {
         let Identity { tokenizer, engine, .. } = &*self.identity;
         let decoder = tokenizer.detokenizer(prompt, !decodes_special(&self.identity, &self.request));
         // A server that parses tokens may handle an incomplete character in another way.
-        if engine.parsers.read_tokens() {
+        if engine.parsing.parsers.read_tokens() {
             let mut all = decoder.clone();
             for &token in output {
                 all.push(token);
@@ -87,7 +89,7 @@ impl BufferedParser {
                 return None;
             }
         }
-        let mut decoder: Box<dyn Decode> = if engine.broken_end.is_omitted(false) {
+        let mut decoder: Box<dyn Decode> = if engine.quirks().answers.broken_end.is_omitted(false) {
             Box::new(Stepwise::new(decoder, step(&self.identity, true)))
         } else {
             Box::new(decoder)
@@ -101,7 +103,7 @@ impl BufferedParser {
             pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
         let input = ParserInput::of(&self.request);
         parse::with_vocabulary(tokenizer, |vocabulary| {
-            engine.parsers.unstreamed(&input.as_request(prompt), vocabulary, &pieces).ok()
+            engine.parsing.parsers.unstreamed(&input.as_request(prompt), vocabulary, &pieces).ok()
         })
     }
 

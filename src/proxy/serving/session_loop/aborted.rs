@@ -17,7 +17,7 @@ use tracing::Instrument;
 use crate::learning::answer_traits::AnswerTraits;
 use crate::serving::calls::Calls;
 use crate::serving::plain::PlainStream;
-use foretell_wire::openai::Route;
+use foretell_wire::openai::{Event, Route};
 
 /// Maximum wait for it, from the abort on; the answer may be over by then.
 const WITHIN: Duration = Duration::from_millis(500);
@@ -27,7 +27,7 @@ pub(super) struct AbortedCall(JoinHandle<Option<Value>>);
 
 /// How an aborted call ended.
 enum Ended {
-    With(Value),
+    With(Arc<Event>),
     /// Without a last event, or not in time.
     Without,
     /// The server has no endpoint that aborts a call.
@@ -53,7 +53,8 @@ impl AbortedCall {
         };
         let details = async move {
             match tokio::time::timeout(WITHIN, ended).await.unwrap_or(Ended::Without) {
-                Ended::With(mut last) => {
+                Ended::With(last) => {
+                    let mut last = last.value();
                     answer_traits.has_ended(Some(&last));
                     return Some(last.pointer_mut("/usage/prompt_tokens_details")?.take());
                 }

@@ -1,20 +1,20 @@
 //! Handles the events of a session's plain calls: tokens for the session, and the events of the
 //! first call that are passed on unchanged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
-use super::state::prompt_tokens;
 use super::{SessionLoop, WORLD};
 use crate::serving::failure::Failure;
-use crate::serving::plain::{PlainEvent, PlainStream};
+use crate::serving::plain::{Passing, PlainEvent, PlainStream};
 use crate::serving::sink::Gone;
-use foretell_core::session::{ActionId, Event, Fault, Finish, Parsed, Tail};
+use foretell_core::session::{self, ActionId, Fault, Finish, Parsed, Tail};
 use foretell_core::units::TokenId;
 use foretell_engines::Chunk;
-use foretell_wire::openai::event::choices;
+use foretell_wire::openai::event::Object;
+use foretell_wire::openai::{Event, UsageText};
 
 /// Maximum wait for the events that follow the end of an output.
 const LAST: Duration = Duration::from_secs(1);
@@ -41,16 +41,16 @@ impl SessionLoop {
             PlainEvent::Nothing => {
                 let events = self.passing();
                 if self.sink.pass(events).await.is_err() {
-                    self.session.handle(WORLD, Event::ClientGone, now);
+                    self.session.handle(WORLD, session::Event::ClientGone, now);
                 }
             }
             PlainEvent::Chunk(event, chunk) => {
-                if !event.is_null() && !self.calls.join_origin(&event) {
+                if !self.calls.join_origin(&event) {
                     if !self.first_answer.is_current {
                         self.changed();
-                        return self.session.handle(id, Event::Fault(Fault::Changed), now);
+                        return self.session.handle(id, session::Event::Fault(Fault::Changed), now);
                     }
-                    self.session.handle(id, Event::Doubt, now);
+                    self.session.handle(id, session::Event::Doubt, now);
                 }
                 if self.first_answer.is_current && many_choices(&event) {
                     self.first_answer.set_unreadable("it holds several choices where one was requested");
@@ -69,27 +69,31 @@ impl SessionLoop {
                     _ => {}
                 }
                 self.failure.add_cause(cause);
-                self.session.handle(id, Event::Fault(fault), now);
+                self.session.handle(id, session::Event::Fault(fault), now);
             }
         }
     }
 
     /// Handles an event with tokens, or with the end of the output.
-    async fn chunk(&mut self, id: ActionId, event: Value, mut chunk: Box<Chunk>) {
+    async fn chunk(&mut self, id: ActionId, event: Arc<Event>, mut chunk: Box<Chunk>) {
         let now = self.clock.now();
         self.slot.record.received();
-        if !choices(&event).is_empty() {
+        if event.choice().is_some() {
             self.first_answer.begin(self.sink.is_buffered());
         }
         if chunk.finish.is_some() {
-            choices(&event).iter().take(1).for_each(|choice| self.answer_traits.note_end(choice));
+            event
+                .value()
+                .pointer("/choices/0")
+                .into_iter()
+                .for_each(|choice| self.answer_traits.note_end(choice));
         }
         if self.first_answer.is_current {
             match self.passed_on(&event, &chunk).await {
                 Ok(Rest::Read) => {}
                 Ok(Rest::Open) => return self.verbatim(id).await,
                 Ok(Rest::GoesOn) => return self.goes_on(id).await,
-                Err(Gone) => return self.session.handle(WORLD, Event::ClientGone, now),
+                Err(Gone) => return self.session.handle(WORLD, session::Event::ClientGone, now),
             }
         }
         self.first_only(id, &chunk);
@@ -108,9 +112,9 @@ impl SessionLoop {
                 (Some(_), false) => Tail::Last,
             };
             if let Some(proposal) = chunk.proposal {
-                self.session.handle(id, Event::Proposal(proposal), now);
+                self.session.handle(id, session::Event::Proposal(proposal), now);
             }
-            self.handle(id, Event::Token { tokens: chunk.tokens, parsed, tail }, now);
+            self.handle(id, session::Event::Token { tokens: chunk.tokens, parsed, tail }, now);
         }
         self.end_if(id, ended);
     }
@@ -127,7 +131,7 @@ impl SessionLoop {
             return self.verbatim(id).await;
         }
         self.failure.add_cause(cause.to_owned());
-        self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
+        self.session.handle(id, session::Event::Fault(Fault::Plain), self.clock.now());
     }
 
     /// The first call cannot be read on from here. A stream that continues is passed on as it
@@ -139,12 +143,12 @@ impl SessionLoop {
         if !self.sink.is_buffered() && self.is_followed().await {
             return match self.sink.pass(events).await {
                 Ok(()) => self.verbatim(id).await,
-                Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
+                Err(Gone) => self.session.handle(WORLD, session::Event::ClientGone, self.clock.now()),
             };
         }
         self.sink.store_error(events);
         self.failure.add_cause(cause);
-        self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
+        self.session.handle(id, session::Event::Fault(Fault::Plain), self.clock.now());
     }
 
     /// True if the plain call in flight brings another event than its end.
@@ -160,7 +164,7 @@ impl SessionLoop {
         self.first_answer.set_unreadable(cause);
         self.failure.add_cause(cause.to_owned());
         if self.sink.is_buffered() {
-            return self.session.handle(id, Event::ClientGone, self.clock.now());
+            return self.session.handle(id, session::Event::ClientGone, self.clock.now());
         }
         self.verbatim(id).await;
     }
@@ -189,7 +193,7 @@ impl SessionLoop {
             {
                 return parsed;
             }
-            self.session.handle(id, Event::Doubt, self.clock.now());
+            self.session.handle(id, session::Event::Doubt, self.clock.now());
         }
         Parsed::content(std::mem::take(&mut chunk.text))
     }
@@ -203,14 +207,14 @@ impl SessionLoop {
 
     /// From here on the first call is passed on unchanged, to its end, even if it breaks off.
     async fn verbatim(&mut self, id: ActionId) {
-        self.session.handle(id, Event::Doubt, self.clock.now());
+        self.session.handle(id, session::Event::Doubt, self.clock.now());
         self.sink.verbatim();
         self.first_answer.has_begun = true;
         self.first_answer.unsent = None;
         let event = match self.pass_rest().await {
-            Ok(None) => Event::PlainEnded(Finish::Stop),
-            Ok(Some(fault)) => Event::Fault(fault),
-            Err(Gone) => Event::ClientGone,
+            Ok(None) => session::Event::PlainEnded(Finish::Stop),
+            Ok(Some(fault)) => session::Event::Fault(fault),
+            Err(Gone) => session::Event::ClientGone,
         };
         self.session.handle(id, event, self.clock.now());
     }
@@ -238,13 +242,13 @@ impl SessionLoop {
     }
 
     /// The events read from the plain call in flight since the last call of this function.
-    fn passing(&mut self) -> Vec<(Vec<u8>, Value)> {
+    fn passing(&mut self) -> Vec<Passing> {
         self.plain_stream.as_mut().map(PlainStream::passing).unwrap_or_default()
     }
 
     /// Passes on an event of the first call: unchanged to a client that streams, with those that
     /// follow the end of the output; for a JSON answer, its members other than text and tokens.
-    async fn passed_on(&mut self, event: &Value, chunk: &Chunk) -> Result<Rest, Gone> {
+    async fn passed_on(&mut self, event: &Arc<Event>, chunk: &Chunk) -> Result<Rest, Gone> {
         self.sink.first(event);
         if let Some(after) = &chunk.after {
             self.sink.read_end(after);
@@ -252,7 +256,6 @@ impl SessionLoop {
         if !chunk.more.is_empty() {
             self.answer_traits.has_parsed();
             self.sink.other(&chunk.more);
-            self.sink.read_parts(&chunk.more);
         }
         if self.sink.is_buffered() {
             return Ok(Rest::Read);
@@ -314,14 +317,14 @@ impl SessionLoop {
         }
         let now = self.clock.now();
         if let Some(prompt) = &chunk.prompt {
-            self.session.handle(id, Event::Prompt(prompt.clone()), now);
+            self.session.handle(id, session::Event::Prompt(prompt.clone()), now);
         }
         let known = self.session.prompt().len();
-        let by_usage = || chunk.usage.as_ref().and_then(prompt_tokens);
+        let by_usage = || chunk.usage.as_ref().and_then(UsageText::prompt_tokens);
         let reported = chunk.prompt_count.map(u64::from).or_else(by_usage);
         let other = reported.is_some_and(|reported| known > 0 && reported != known as u64);
         if chunk.doubtful || other {
-            self.session.handle(id, Event::Doubt, now);
+            self.session.handle(id, session::Event::Doubt, now);
         }
         self.usage.counted = chunk.count.or(self.usage.counted);
         if chunk.usage.is_some() && !self.usage.is_complete {
@@ -329,19 +332,19 @@ impl SessionLoop {
             self.usage.is_complete = chunk.finish.is_some();
             self.count_prompt(id);
         }
-        let counts_always = self.calls.engine().dialect.quirks().usage.runs;
+        let counts_always = self.calls.engine().quirks().usage.runs;
         if counts_always && self.usage.prompt_unchecked && !chunk.tokens.is_empty() {
             // A count was requested in every event, and nothing else compares the prompt's ids with
             // what the engine has computed.
-            self.session.handle(id, Event::Doubt, now);
+            self.session.handle(id, session::Event::Doubt, now);
         }
     }
 
     fn end_if(&mut self, id: ActionId, ended: Option<Result<Finish, Fault>>) {
         let now = self.clock.now();
         match ended {
-            Some(Ok(finish)) => self.session.handle(id, Event::PlainEnded(finish), now),
-            Some(Err(fault)) => self.session.handle(id, Event::Fault(fault), now),
+            Some(Ok(finish)) => self.session.handle(id, session::Event::PlainEnded(finish), now),
+            Some(Err(fault)) => self.session.handle(id, session::Event::Fault(fault), now),
             None => {}
         }
     }
@@ -357,9 +360,9 @@ impl SessionLoop {
 }
 
 /// True if an event has more choices than the one that was requested.
-pub(super) fn many_choices(event: &Value) -> bool {
-    let others = |choice: &Value| choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0);
-    choices(event).len() > 1 || choices(event).iter().any(others)
+pub(super) fn many_choices(event: &Event) -> bool {
+    let is_other = |choice: Object<'_>| choice.read::<u64>("index").is_some_and(|index| index > 0);
+    event.choices().len() > 1 || event.choices().any(is_other)
 }
 
 fn finish(reason: &str) -> Result<Finish, Fault> {

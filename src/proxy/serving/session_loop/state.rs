@@ -3,7 +3,6 @@
 use futures_util::future::{AbortHandle, Abortable, BoxFuture};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{Future, FutureExt};
-use serde_json::Value;
 
 use super::aborted::AbortedCall;
 use crate::serving::drafting::Reply;
@@ -12,6 +11,7 @@ use crate::serving::failure::Failure;
 use foretell_core::session::ActionId;
 use foretell_core::words::PlainReason;
 use foretell_net::fleet::FirstCall;
+use foretell_wire::openai::UsageText;
 
 pub(super) struct FirstAnswer {
     /// The request, which may be resent while the client has received nothing: for a stream until
@@ -56,7 +56,7 @@ impl FirstAnswer {
 #[derive(Default)]
 pub(super) struct ReportedUsage {
     /// The backend's usage, as last reported.
-    pub value: Option<Value>,
+    pub value: Option<UsageText>,
     /// `value` covers the complete call.
     pub is_complete: bool,
     /// Output tokens so far, as counted by the engine; `None` if it does not count.
@@ -71,16 +71,12 @@ pub(super) struct ReportedUsage {
 
 impl ReportedUsage {
     pub fn completion_tokens(&self) -> Option<u32> {
-        self.value.as_ref()?.get("completion_tokens")?.as_u64().and_then(|count| u32::try_from(count).ok())
+        self.value.as_ref()?.completion_tokens().and_then(|count| u32::try_from(count).ok())
     }
 
     pub fn prompt_tokens(&self) -> Option<u64> {
-        prompt_tokens(self.value.as_ref()?)
+        self.value.as_ref()?.prompt_tokens()
     }
-}
-
-pub(super) fn prompt_tokens(usage: &Value) -> Option<u64> {
-    usage.get("prompt_tokens")?.as_u64()
 }
 
 /// Result of an action; no reply if it was cancelled.

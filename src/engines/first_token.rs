@@ -4,10 +4,28 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::shared::bytes;
-use crate::{Call, FirstToken, Unreadable};
+use super::shared::bytes;
+use super::{Call, Unreadable};
 use foretell_core::units::TokenId;
 use foretell_wire::openai::Request;
+
+/// The events with which the stream of a chat would have begun, made from an answer of one token
+/// ([`read`]).
+#[derive(Clone, Debug, PartialEq)]
+pub struct FirstToken {
+    /// The event with the role.
+    pub role: Value,
+    /// An event with the usage so far, which streams do not have.
+    pub usage: Value,
+    /// The event of the token, with its id, which streams do not have.
+    pub event: Value,
+    /// Ids of the prompt.
+    pub prompt: Vec<TokenId>,
+    /// The token.
+    pub token: TokenId,
+    /// The text that the server sent for it; `None` if a stop text has cut that.
+    pub text: Option<String>,
+}
 
 /// The client's request, for one token and its ids.
 pub fn request(request: &Request) -> Call {

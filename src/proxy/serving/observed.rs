@@ -1,5 +1,4 @@
-//! A request that is not speculated on, whatever is measured: it goes to the backend as the client
-//! sent it, and the answer goes to the client as the backend sent it.
+//! An eligible request that is not speculated on, whatever is measured: it is passed through.
 //!
 //! Drafters are scored afterwards, on ids that the local tokenizer makes of the text. Those need
 //! not be the ids that the model sampled, so these statistics are separate from those that decide
@@ -7,29 +6,23 @@
 
 use std::sync::Arc;
 
-use http::header::TRAILER;
-use http::{HeaderValue, Request, Response, StatusCode};
-use http_body_util::BodyExt;
+use http::Response;
 use tokio::runtime::Handle;
 
-use super::exchange::{Exchange, Served, Slot};
-use super::failure::Failure;
-use super::head;
+use super::exchange::{Exchange, Slot};
+use super::passthrough::{Passthrough, fail, pass_observed};
 use super::run::Run;
-use super::sink::{TRAILERS, trailer_fields};
-use super::tap::{Ending, Listener, Tap, Tapped, TappedText};
+use super::tap::{Ending, Listener, TappedText};
 use foretell_core::session::{
     Action, ActionId, Ending as Ends, Event, Finish, Limit, Parsed, Permission, PlainRequest, Session, Start,
     Summary, Tail,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, TokenContext};
-use foretell_net::fleet::Answer;
-use foretell_net::http::body::{Body, SLICE, Sliced, full};
+use foretell_net::http::body::{Body, full};
 use foretell_net::http::replay::Replay;
-use foretell_observe::Recorded;
 use foretell_parsers::text::{Piece, Tokenizer};
-use foretell_wire::openai::{self, Path, Prompt, messages};
+use foretell_wire::openai::{self, Prompt, messages};
 
 /// Maximum bytes used from the end of a prompt for drafting.
 const PROMPT: usize = 256 << 10;
@@ -38,58 +31,19 @@ const PACED: usize = 32;
 
 impl Run {
     /// Passes the request and its answer on unchanged.
-    pub(super) async fn pass(self, exchange: Exchange, reason: PlainReason) -> Served {
-        let Exchange { head, body, request, mut replica, shared, client, mut slot, .. } = exchange;
+    pub(super) async fn pass(self, exchange: Exchange, reason: PlainReason) -> Response<Body> {
+        let Exchange { head, body, request, replica, shared, client, mut slot, .. } = exchange;
         slot.record.set_plain_reason(reason);
-        let small = body.len() <= SLICE;
-        let sent = if small { full(body.clone()) } else { Sliced::new(full(body.clone())).boxed_unsync() };
         slot.record.called();
-        let response = match shared
-            .fleet
-            .send(&mut replica, Request::from_parts(head, sent), Some(Replay::of(body)))
-            .await
-        {
-            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                let backend = replica.backend().to_owned();
-                return Ok(self.failed(slot, &Failure::UnaskedUpgrade { backend }));
+        let repeatable = Some(Replay::of(body.clone()));
+        let mut passthrough = Passthrough { replica, fleet: shared.fleet, limit: None, repeatable };
+        match passthrough.send(&mut slot.record, head, full(body)).await {
+            Err(failure) => fail(slot.into_record(), &failure),
+            Ok(response) => {
+                let form = (self.clock, client.trailers);
+                pass_observed(slot, response, form, |slot| TapListener::new(self, slot, request, reason))
             }
-            Ok(response) => response,
-            Err(error) => return Ok(self.failed(slot, &Failure::from(error))),
-        };
-        Ok(self.pass_back(response, slot, request, reason, client.trailers))
-    }
-
-    fn pass_back(
-        self,
-        response: Response<Answer>,
-        mut slot: Slot,
-        request: Box<openai::Request>,
-        reason: PlainReason,
-        trailers: bool,
-    ) -> Response<Body> {
-        slot.record.answered(response.status(), response.headers());
-        let stream = head::is_stream(&response);
-        let policy = self.plan.ruling.name.clone();
-        let (from, answer) = response.into_parts();
-        let mut response = Response::new(());
-        *response.status_mut() = from.status;
-        *response.headers_mut() = head::passed_on(from.headers);
-        let trailers = (trailers && stream).then(|| trailer_fields(slot.record.so_far()));
-        if trailers.is_some() {
-            response.headers_mut().insert(TRAILER, HeaderValue::from_static(TRAILERS));
         }
-        let body = if from.status.is_success() {
-            let tap = Tap::new(response.headers(), self.clock);
-            let listener = TapListener::new(self, slot, request, reason);
-            Tapped::new(answer, tap, listener, trailers).map_err(Into::into).boxed_unsync()
-        } else {
-            Recorded::new(answer, slot.into_record()).map_err(Into::into).boxed_unsync()
-        };
-        let response = response.map(|()| body);
-        if stream {
-            return head::with(response, &policy, head::ELIGIBLE, None);
-        }
-        head::with(response, &policy, Path::Plain.name(), Some(reason.name()))
     }
 }
 
