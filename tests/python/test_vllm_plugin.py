@@ -478,7 +478,7 @@ class Wrong(Plugin):
         drafts = struct.pack("<QHHIBB2i", 1, 0, 1, 1, 0, 2, 5, 6)
         for body, words in (
             (drafts[:-1], "end too early"), (drafts + b"x", "count"), (drafts[:-4] + struct.pack("<i", -1), "below 0"),
-            (drafts[:16] + b"\x02" + drafts[17:], "unknown shape"), (struct.pack("<QHH", 2, 0, 0), "not asked for"),
+            (drafts[:16] + b"\x02" + drafts[17:], "unknown shape"), (struct.pack("<QHH", 2, 0, 0), "not requested"),
             (b"", "end too early"),
         ):
             with self.subTest(words):
@@ -497,13 +497,13 @@ class Wrong(Plugin):
             ours.setblocking(False)
             with ours, theirs, mock.patch.object(socket, "socket", lambda *_: ours):
                 connection = plugin.Connection(MOST)
-                connection.welcomed, connection.asked = True, 1
+                connection.welcomed, connection.pending = True, 1
                 theirs.sendall(noise(chance))
                 try:
                     while (answer := connection._answer()) is not None:
                         self.assertTrue(all(token >= 0 for tokens in answer[1].values() for token in tokens))
-                        connection.asked = 1
-                except plugin.Lost:
+                        connection.pending = 1
+                except plugin.ConnectionLost:
                     pass
 
 
@@ -651,7 +651,7 @@ class Late(Plugin):
         runner.step({"a": [4]})
         runner.step({"a": [5]})
         late.set()
-        until(lambda: runner.step({"a": [6]}) == {"a": []} and not runner.drafter.connection.asked)
+        until(lambda: runner.step({"a": [6]}) == {"a": []} and not runner.drafter.connection.pending)
         self.assertEqual(runner.drafter.connection.late, 1)
         runner.drafter.deadline = LONG
         until(lambda: runner.step({"a": [7]})["a"] == [8, 9, 10, 11, 12, 13, 14, 15])
@@ -668,12 +668,12 @@ class Late(Plugin):
             connection.awaited = True
             with mock.patch.object(connection, "_answer", lambda: (0, {})):
                 connection.take_late_answer()
-            rests.append(connection.rest)
+            rests.append(connection.pause_steps)
         self.assertEqual(rests, [1, 3, 7, 15, 31, 63, 63, 63])
         for _ in range(63):
             self.assertEqual(runner.step({"a": [4]}), {"a": []})
         self.assertEqual(len(runner.step({"a": [5]})["a"]), 8)
-        self.assertEqual(connection.late_in_turn, 0)
+        self.assertEqual(connection.consecutive_late, 0)
 
     def test_a_service_that_does_not_read_gets_nothing_more(self):
         one, runner = self.running(context=700_000, rows=4)
