@@ -146,7 +146,7 @@ class Proposer:
         self.retry_at = clock() + self.pause
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
         why = str(problem) if isinstance(problem, (ConnectionLost, OSError)) else f"{type(problem).__name__}: {problem}"
-        if why != self.reported and not (self.reported and isinstance(problem, OSError)):  # one line for each change of state
+        if why != self.reported and not (self.reported and isinstance(problem, OSError)):  # one line for each change
             self.reported = why
             logger.warning("no drafts from %s: %s; vLLM goes on without, the plug-in tries again", self.path, why)
 
@@ -227,7 +227,8 @@ class Rows:
                 row.ready = False
                 continue
             remaining -= count
-            room = max(0, min(max_draft, min(row.end, step.context) - length - 1)) if sampled else 0  # a step makes one more
+            # the step itself makes one token more
+            room = max(0, min(max_draft, min(row.end, step.context) - length - 1)) if sampled else 0
             parts.append(STEP_ROW.pack(row.number, step.verified[index], sampled, room, length, count))
             parts.append(step.tokens[index, row.sent:length].tobytes())
             row.sent = length
@@ -276,8 +277,8 @@ class Connection:
             if kind != WELCOME or len(body) != 2:
                 raise ConnectionLost("what answers there does not speak the drafts protocol")
             if (version := int.from_bytes(body, "little")) != VERSION:
-                raise ConnectionLost(f"Foretell speaks version {version} of the drafts protocol, this plug-in version {VERSION};"
-                           " install both from one release")
+                raise ConnectionLost(f"Foretell speaks version {version} of the drafts protocol, this plug-in version"
+                                     f" {VERSION}; install both from one release")
             self.welcomed = True
             break
         self._flush()
