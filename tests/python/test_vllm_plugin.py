@@ -489,10 +489,10 @@ class Wrong(Plugin):
                 self.lost(data, words)
 
     def test_random_bytes(self):
-        """Whatever comes, in pieces of any size: no exception but Lost, and drafts that can be verified."""
+        """Whatever comes, in pieces of any size: no exception but ConnectionLost, and drafts that can be verified."""
         chance = random.Random(7)
-        end = time.monotonic() + 3
-        while time.monotonic() < end:
+        end = time.process_time() + float(os.environ.get("FUZZ_SECONDS", 3))
+        while time.process_time() < end:
             ours, theirs = socket.socketpair(socket.AF_UNIX)
             ours.setblocking(False)
             with ours, theirs, mock.patch.object(socket, "socket", lambda *_: ours):
