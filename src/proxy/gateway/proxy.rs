@@ -419,7 +419,9 @@ impl Proxy {
                 Err(passthrough) => passthrough,
             },
         };
-        let known = Known { model: route::model_of(&bytes), ..known };
+        let named = known.request.as_ref().map(|request| request.model.clone());
+        let model = named.filter(|model| !model.is_empty()).or_else(|| route::model_of(&bytes));
+        let known = Known { model, ..known };
         Received::Passthrough { why, known, body: Payload::Buffered(bytes) }
     }
 
