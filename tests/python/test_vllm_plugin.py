@@ -4,7 +4,7 @@ The service is the reference of tests/engines/drafts_service.py behind a real Un
 that deploy/plugins/protocol.md does not allow, and its complaint fails the test. The engine has those parts of vLLM's
 model runner that the plug-in reads. Time is a clock that the tests turn, but for the waits for an answer.
 
-Run: python tests/python/test_vllm_plugin.py
+Run: python tests/python/test_vllm_plugin.py; FUZZ_SECONDS=600 with Wrong.test_random_bytes fuzzes the reader.
 """
 
 import importlib
