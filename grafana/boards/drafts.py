@@ -14,6 +14,7 @@ AT_POSITION, REACHED = (
 )
 ACCEPTANCE = ((None, "red"), (0.2, "yellow"), (0.4, "green"))
 SHARE = {"min": 0, "max": 1}
+STEPS = "foretell_inject_steps_total"
 FEW = 'position=~"0|1|3|7|15|31"'
 RANGES = "temperature, load"
 
@@ -219,6 +220,76 @@ def size() -> tuple[Panel, ...]:
     )
 
 
+def inside() -> tuple[Panel, ...]:
+    """The row “Inside the engine's steps”."""
+    answered = rate(STEPS, 'result!="skipped"')
+    return (
+        lines(
+            "Steps by drafts",
+            "cps",
+            Query(rate(STEPS, by="result"), "{{result}}"),
+            stack=True,
+            absent="no engine connected",
+            width=12,
+            says=(
+                "Steps of engines per second: `drafted`, `plain` without a draft, or `skipped` by the plug-in because "
+                "nothing was to be drafted or answers had been late."
+            ),
+            good="mostly `drafted`.",
+            otherwise=(
+                "`plain`: no drafter finds anything, or drafts cost more than they bring at this load. `skipped`: "
+                "policies, the budget, or late answers."
+            ),
+        ),
+        lines(
+            "Late answers and wait",
+            "percentunit",
+            Query(ratio(rate("foretell_inject_late_total"), answered), "late"),
+            Query(ratio(rate("foretell_inject_waited_seconds_total"), answered), "wait"),
+            overrides=(axis_right("wait", "s"),),
+            absent="no engine connected",
+            width=12,
+            says=(
+                "Answers that came after the plug-in's deadline ÷ answers; mean time that a step waited for its "
+                "answer, on the right axis."
+            ),
+            good="below 2 % late; a wait far below the deadline of 1 ms.",
+            otherwise="Foretell lacks processors: give it one that the engine does not use.",
+        ),
+        bars(
+            "Acceptance by position in these steps",
+            "percentunit",
+            "position",
+            Query(
+                ratio(
+                    increase("foretell_inject_accepted_tokens_per_pos_total", by="position"),
+                    increase("foretell_inject_draft_tokens_per_pos_total", by="position"),
+                )
+            ),
+            absent="no engine connected",
+            width=12,
+            defaults=SHARE,
+            says=(
+                "Of the drafts that engines verified inside their steps and that reached a position, the share that "
+                "accepted it."
+            ),
+            good="falls slowly from left to right.",
+            otherwise="low at position 0: find the drafter or policy above.",
+        ),
+        lines(
+            "Time saved and lost in these steps",
+            "percentunit",
+            Query(rate("foretell_inject_saved_seconds_total"), "saved"),
+            Query(rate("foretell_inject_wasted_seconds_total"), "lost"),
+            absent="no engine connected",
+            width=12,
+            says="Seconds per second that drafts saved against steps without drafts, and that they and waiting lost.",
+            good="saved is far above lost.",
+            otherwise="lost is near saved: lower `gamma.max`, or find the drafter that is not accepted.",
+        ),
+    )
+
+
 def model() -> tuple[Panel, ...]:
     """The row “Model drafters, lossy rules and corpus”."""
     return (
@@ -309,6 +380,7 @@ def board() -> Dashboard:
             ("In short", short()),
             ("Acceptance", where()),
             ("Length and duration", size()),
+            ("Inside the engine's steps", inside()),
             ("Model drafters, lossy rules and corpus", model()),
         ),
     )

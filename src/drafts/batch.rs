@@ -10,7 +10,7 @@ use std::sync::Arc;
 use foretell_control::acceptance::Acceptance;
 use foretell_control::budget::Budget;
 use foretell_control::choose::{Candidate, allocate};
-use foretell_control::cost::{StepCost, StepCosts};
+use foretell_control::cost::StepCosts;
 use foretell_core::draft::Merged;
 use foretell_core::units::TokenId;
 use foretell_net::http::memory::{Memory, Reservation};
@@ -19,49 +19,33 @@ use crate::frame::{Drafts, Hello, Step, StepRow};
 use crate::joins::Joined;
 pub use crate::row::Lookups;
 use crate::row::Row;
+use crate::totals::Totals;
 
 /// Maximum rows of a connection.
-const ROWS: usize = 4_096;
+const MAX_ROWS: usize = 4_096;
 /// Maximum tokens of a row, and of all rows.
-const ROW_TOKENS: usize = 4 << 20;
-const ALL_TOKENS: usize = 64 << 20;
+const MAX_ROW_TOKENS: usize = 4 << 20;
+const MAX_TOKENS: usize = 64 << 20;
 /// Rows that are tidied after a step: each may take a millisecond, and the next step may come soon.
-const TIDIED: usize = 2;
+const TIDIED_ROWS: usize = 2;
 /// Memory of a row, bytes: in all, and for each token of its prompt (text and two indexes).
 const ROW_BYTES: u64 = 8 << 10;
 const TOKEN_BYTES: u64 = 32;
 /// Expected gain without which nothing is drafted.
-const LEAST: f64 = 1.01;
+const MIN_GAIN: f64 = 1.01;
 /// Steps without a draft after which a draft is tried although its cost is expected to exceed its
 /// gain: costs change, and without drafts nothing would show it.
-const RETRY: u32 = 256;
+const TRIAL_INTERVAL: u32 = 256;
 /// Tokens of such a trial, and the survival that its first token needs.
 const TRIAL: usize = 4;
 const TRIAL_SURVIVAL: f64 = 0.3;
 /// Steps of a pause: while no row may be drafted for; while the budget is spent.
-const SILENT: u16 = 64;
-const SPENT: u16 = 16;
-
-/// Sums over the steps of one engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Totals {
-    /// Steps that were answered.
-    pub steps: u64,
-    /// Draft tokens that the engine verified, and those that it accepted.
-    pub drafted: u64,
-    pub accepted: u64,
-    /// Seconds of engine steps that drafts saved against plain steps, and that they lost.
-    pub saved: f64,
-    pub wasted: f64,
-    /// Rows at the last step.
-    pub rows: usize,
-    /// Cost of a step with so many rows.
-    pub cost: Option<StepCost>,
-}
+const PAUSE_WITHOUT_ROWS: u16 = 64;
+const PAUSE_WITHOUT_BUDGET: u16 = 16;
 
 /// The rows of one engine.
 pub struct Batch {
-    most: usize,
+    max_draft: usize,
     context: usize,
     vocabulary: TokenId,
     /// Maximum rows of a step.
@@ -91,7 +75,7 @@ impl Unindexed {
 }
 
 /// A row that may be drafted for in this step.
-struct Asking {
+struct Eligible {
     row: u32,
     room: usize,
     forced: Option<usize>,
@@ -102,8 +86,8 @@ impl Batch {
     /// No rows yet, of the engine that said hello.
     pub fn new(hello: &Hello) -> Self {
         Self {
-            most: usize::from(hello.most),
-            context: (hello.context as usize).min(ROW_TOKENS),
+            max_draft: usize::from(hello.max_draft),
+            context: (hello.context as usize).min(MAX_ROW_TOKENS),
             vocabulary: hello.vocabulary,
             sequences: usize::from(hello.rows).max(1),
             rows: HashMap::new(),
@@ -129,7 +113,7 @@ impl Batch {
         joined: Arc<Joined>,
         memory: &Arc<Memory>,
     ) {
-        let fits = self.rows.len() < ROWS && prompt <= self.context && self.tokens + prompt <= ALL_TOKENS;
+        let fits = self.rows.len() < MAX_ROWS && prompt <= self.context && self.tokens + prompt <= MAX_TOKENS;
         let Some(memory) = fits.then(|| taken(memory, prompt)).flatten() else { return };
         self.end(&[row]);
         joined.begun();
@@ -172,11 +156,11 @@ impl Batch {
     /// Takes a step; the drafts for the next one.
     pub fn step(&mut self, step: &Step) -> Drafts {
         self.note(step);
-        let asking = self.asking(step);
-        let lengths = self.chosen(step, &asking);
+        let eligible = self.eligible(step);
+        let lengths = self.chosen(step, &eligible);
         let mut drafts =
-            Drafts { sequence: step.sequence, pause: self.pause(step, &asking), rows: Vec::new() };
-        for (row, length) in asking.iter().zip(lengths).filter(|(_, length)| *length > 0) {
+            Drafts { sequence: step.sequence, pause: self.pause(step, &eligible), rows: Vec::new() };
+        for (row, length) in eligible.iter().zip(lengths).filter(|(_, length)| *length > 0) {
             let nodes = row.draft.tree.nodes().iter().take(length);
             let tokens: Vec<TokenId> = nodes.map(|node| node.token).collect();
             if let Some(known) = self.rows.get_mut(&row.row) {
@@ -184,15 +168,19 @@ impl Batch {
             }
             drafts.rows.push((row.row, tokens));
         }
-        self.quiet =
-            if drafts.rows.is_empty() { self.quiet.saturating_add(1 + u32::from(step.skipped)) } else { 0 };
-        self.totals.steps += 1;
+        if drafts.rows.is_empty() {
+            self.quiet = self.quiet.saturating_add(1 + u32::from(step.skipped));
+            self.totals.steps.plain += 1;
+        } else {
+            self.quiet = 0;
+            self.totals.steps.drafted += 1;
+        }
         drafts
     }
 
     /// Does what a few rows have put off; call it while the engine computes.
     pub fn tidy(&mut self) {
-        self.rows.values_mut().filter_map(|row| row.tidy().then_some(())).take(TIDIED).for_each(drop);
+        self.rows.values_mut().filter_map(|row| row.tidy().then_some(())).take(TIDIED_ROWS).for_each(drop);
     }
 
     /// Notes what the last step cost, emitted and accepted.
@@ -205,6 +193,9 @@ impl Batch {
         }
         let rows = step.rows.iter().filter(|row| row.sampled > 0).count();
         self.totals.rows = rows;
+        self.totals.steps.skipped += u64::from(step.skipped);
+        self.totals.late = u64::from(step.late);
+        self.totals.waited += u64::from(step.waited);
         // A step that read prompts says nothing about the cost of its rows.
         if step.reads || step.elapsed == 0 || rows == 0 {
             return;
@@ -235,36 +226,36 @@ impl Batch {
         self.tokens += of_row.tokens.len();
         row.joined.emitted(of_row.tokens.len() as u64);
         if let Some(round) = row.stepped(of_row, load, &mut self.acceptance) {
-            self.totals.drafted += u64::from(round.drafted);
-            self.totals.accepted += u64::from(round.accepted);
+            self.totals.drafted.count(round.drafted);
+            self.totals.accepted.count(round.accepted);
             row.joined.note(round);
         }
     }
 
     /// The rows that may be drafted for, with their drafts.
-    fn asking(&mut self, step: &Step) -> Vec<Asking> {
-        let (most, vocabulary) = (self.most, self.vocabulary);
-        let mut asking = Vec::new();
+    fn eligible(&mut self, step: &Step) -> Vec<Eligible> {
+        let (max_draft, vocabulary) = (self.max_draft, self.vocabulary);
+        let mut eligible = Vec::new();
         for of_row in &step.rows {
             let Some(row) = self.rows.get_mut(&of_row.row) else { continue };
             let terms = &row.joined.terms;
             let forced = terms.forced;
-            let room = usize::from(of_row.room).min(most).min(terms.most);
+            let room = usize::from(of_row.room).min(max_draft).min(terms.max_draft);
             if room == 0 || !terms.drafts() || (terms.closed)().is_some() {
                 continue;
             }
             let mut draft = row.draft(room, &self.acceptance);
             let foreign = draft.tree.nodes().iter().position(|node| node.token >= vocabulary);
             draft.survival.truncate(foreign.unwrap_or(usize::MAX));
-            asking.push(Asking { row: of_row.row, room, forced, draft });
+            eligible.push(Eligible { row: of_row.row, room, forced, draft });
         }
-        asking
+        eligible
     }
 
     /// The length of each draft.
-    fn chosen(&self, step: &Step, asking: &[Asking]) -> Vec<usize> {
+    fn chosen(&self, step: &Step, eligible: &[Eligible]) -> Vec<usize> {
         let rows = step.rows.len();
-        let candidates: Vec<Candidate<'_>> = asking
+        let candidates: Vec<Candidate<'_>> = eligible
             .iter()
             .map(|row| Candidate {
                 survival: &row.draft.survival,
@@ -278,23 +269,23 @@ impl Batch {
             return candidates.iter().map(forced).collect();
         };
         if !self.budget.is_open() && !is_forced {
-            return vec![0; asking.len()];
+            return vec![0; eligible.len()];
         }
-        let choice = allocate(rows, &candidates, &cost, LEAST);
-        if choice.lengths.iter().any(|length| *length > 0) || self.quiet < RETRY {
+        let choice = allocate(rows, &candidates, &cost, MIN_GAIN);
+        if choice.lengths.iter().any(|length| *length > 0) || self.quiet < TRIAL_INTERVAL {
             return choice.lengths;
         }
         trial(&candidates)
     }
 
     /// Steps for which the plug-in need not ask.
-    fn pause(&self, step: &Step, asking: &[Asking]) -> u16 {
-        let may_ask = |row: &StepRow| self.rows.get(&row.row).is_some_and(|row| row.joined.terms.drafts());
-        if asking.is_empty() && !step.rows.iter().any(may_ask) {
-            return SILENT;
+    fn pause(&self, step: &Step, eligible: &[Eligible]) -> u16 {
+        let may_draft = |row: &StepRow| self.rows.get(&row.row).is_some_and(|row| row.joined.terms.drafts());
+        if eligible.is_empty() && !step.rows.iter().any(may_draft) {
+            return PAUSE_WITHOUT_ROWS;
         }
-        let forced = asking.iter().any(|row| row.forced.is_some());
-        if self.budget.is_open() || forced { 0 } else { SPENT }
+        let forced = eligible.iter().any(|row| row.forced.is_some());
+        if self.budget.is_open() || forced { 0 } else { PAUSE_WITHOUT_BUDGET }
     }
 }
 

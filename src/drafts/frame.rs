@@ -38,7 +38,7 @@ pub struct Hello {
     /// Version of the protocol that it speaks.
     pub version: u16,
     /// Maximum draft tokens of a row.
-    pub most: u16,
+    pub max_draft: u16,
     /// Number of token ids.
     pub vocabulary: u32,
     /// Maximum tokens of a row.
@@ -151,7 +151,7 @@ fn hello(bytes: &mut Bytes<'_>) -> Result<Hello, FrameError> {
     }
     Ok(Hello {
         version: bytes.u16()?,
-        most: bytes.u16()?,
+        max_draft: bytes.u16()?,
         vocabulary: bytes.u32()?,
         context: bytes.u32()?,
         rows: bytes.u16()?,
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn a_hello_is_read() {
         let Ok(Incoming::Hello(hello)) = read(&hello_bytes()) else { panic!() };
-        assert_eq!((hello.version, hello.most, hello.vocabulary, hello.context), (1, 16, 49_152, 8_192));
+        assert_eq!((hello.version, hello.max_draft, hello.vocabulary, hello.context), (1, 16, 49_152, 8_192));
         assert_eq!((hello.rows, &*hello.engine, &*hello.engine_version), (256, "vllm", "0.32.0"));
     }
 

@@ -2,13 +2,14 @@
 //!
 //! A row is joined by the request id that Foretell forwards, a part of the engine's id of the row,
 //! never by its prompt: whoever sends the same prompt past the proxy must not get drafts from that
-//! tenant's texts, whose timing would reveal them. An id that is in flight twice joins nothing.
+//! tenant's texts, whose timing would reveal them. An id that is in flight twice joins nothing; its
+//! rows get no drafts at all if one of these requests gets none.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use foretell_core::draft::{LookupSpec, Ngram, Scope, Shared, Source};
 use foretell_core::units::TokenId;
@@ -19,7 +20,8 @@ use parking_lot::{Mutex, RwLock};
 pub type Learn = Box<dyn Fn(&[TokenId], &[TokenId]) + Send + Sync>;
 /// The reason for which a gate is closed now; `None` if all are open.
 pub type Closed = Box<dyn Fn() -> Option<PlainReason> + Send + Sync>;
-
+/// Data of a request that is made where nobody waits for it.
+pub type LazyShared = LazyLock<Shared, Box<dyn FnOnce() -> Shared + Send>>;
 /// Takes the pace of an answer that has ended, seconds per token.
 pub type Ended = Box<dyn Fn(f64) + Send + Sync>;
 
@@ -31,10 +33,10 @@ pub struct Terms {
     pub plain: Option<Reason>,
     /// The lookups of its policy.
     pub lookups: Vec<LookupSpec>,
-    /// Data that they read besides the row.
-    pub shared: Shared,
+    /// Data that they read besides the row, made when its first row is indexed.
+    pub shared: LazyShared,
     /// Maximum draft tokens of a row.
-    pub most: usize,
+    pub max_draft: usize,
     /// Draft tokens that are always sent (`gamma.fixed`).
     pub forced: Option<usize>,
     /// Gates of the replica's load.
@@ -52,13 +54,18 @@ impl Terms {
             replica: String::new(),
             plain: None,
             lookups: vec![LookupSpec::PromptLookup(Ngram::default()), LookupSpec::Suffix(Scope::Request)],
-            shared: Shared::default(),
-            most: usize::MAX,
+            shared: LazyShared::new(Box::new(Shared::default)),
+            max_draft: usize::MAX,
             forced: None,
             closed: Box::new(|| None),
             learn: Box::new(|_, _| {}),
             ended: Box::new(|_| {}),
         }
+    }
+
+    /// Terms of the rows of a request that gets no drafts, for this reason.
+    pub fn plain(replica: &str, why: impl Into<Reason>) -> Self {
+        Self { replica: replica.to_owned(), plain: Some(why.into()), lookups: Vec::new(), ..Self::unknown() }
     }
 
     /// True if its rows may get drafts.
@@ -134,8 +141,17 @@ pub struct Joins {
     requests: Mutex<HashMap<String, Request>>,
     /// The connection whose rows have joined requests of a replica, by the replica's label.
     engines: RwLock<HashMap<String, u64>>,
-    /// Engines that are connected.
-    connected: AtomicUsize,
+    /// True once engines may connect.
+    expected: AtomicBool,
+}
+
+/// Why a row is not joined to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unjoined {
+    /// No request in flight has its id, or it may be one of several that get drafts.
+    Unknown,
+    /// It may be one of several requests with its id, and one of them gets no drafts.
+    MayBePlain,
 }
 
 #[derive(Debug)]
@@ -143,6 +159,8 @@ struct Request {
     joined: Arc<Joined>,
     /// Requests in flight with this id.
     times: u32,
+    /// One of them gets no drafts.
+    any_plain: bool,
     /// The end of the engine's id that was seen first, by the number of the prompt.
     seen: HashMap<String, String>,
 }
@@ -153,6 +171,14 @@ pub struct Registered {
     joins: Arc<Joins>,
     id: String,
     pub joined: Arc<Joined>,
+}
+
+impl Registered {
+    /// Forgets which engine serves its replica: it went to another one, whose engine may have taken
+    /// it for one of this replica.
+    pub fn moved(&self) {
+        self.joins.engines.write().remove(&self.joined.terms.replica);
+    }
 }
 
 impl Drop for Registered {
@@ -171,33 +197,45 @@ impl Joins {
     /// Adds a request that is about to be sent with this id.
     pub fn register(self: &Arc<Self>, id: &str, terms: Terms) -> Registered {
         let joined = Joined::new(terms);
-        let request = Request { joined: Arc::clone(&joined), times: 1, seen: HashMap::new() };
-        self.requests.lock().entry(id.to_owned()).and_modify(|request| request.times += 1).or_insert(request);
+        let any_plain = !joined.terms.drafts();
+        let first = || Request { joined: Arc::clone(&joined), times: 0, any_plain, seen: HashMap::new() };
+        let mut requests = self.requests.lock();
+        let request = requests.entry(id.to_owned()).or_insert_with(first);
+        request.times += 1;
+        request.any_plain |= any_plain;
+        drop(requests);
         Registered { joins: Arc::clone(self), id: id.to_owned(), joined }
     }
 
     /// The request that a row with this engine id belongs to, and notes that this connection's
-    /// engine serves its replica. `None` if it is not known, or not certain.
-    pub fn join(&self, engine_id: &str, connection: u64) -> Option<Arc<Joined>> {
+    /// engine serves its replica.
+    ///
+    /// # Errors
+    /// The request is not known, or not certain.
+    pub fn join(&self, engine_id: &str, connection: u64) -> Result<Arc<Joined>, Unjoined> {
         let joined = self.find(engine_id)?;
         let mut engines = self.engines.write();
         if engines.get(&joined.terms.replica) != Some(&connection) {
             engines.insert(joined.terms.replica.clone(), connection);
         }
-        Some(joined)
+        Ok(joined)
     }
 
-    fn find(&self, engine_id: &str) -> Option<Arc<Joined>> {
+    fn find(&self, engine_id: &str) -> Result<Arc<Joined>, Unjoined> {
         let mut requests = self.requests.lock();
-        let Parts { id, numbered, suffix } = parts(engine_id)?;
+        let Parts { id, numbered, suffix } = parts(engine_id).ok_or(Unjoined::Unknown)?;
         // A prompt of several in one request has its number after the id.
         let (id, number) = match numbered {
             Some((shorter, number)) if !requests.contains_key(id) => (shorter, number),
             _ => (id, ""),
         };
-        let request = requests.get_mut(id)?;
+        let request = requests.get_mut(id).ok_or(Unjoined::Unknown)?;
         let first = request.seen.entry(number.to_owned()).or_insert_with(|| suffix.to_owned());
-        (request.times == 1 && first == suffix).then(|| Arc::clone(&request.joined))
+        match request.times == 1 && first == suffix {
+            true => Ok(Arc::clone(&request.joined)),
+            false if request.any_plain => Err(Unjoined::MayBePlain),
+            false => Err(Unjoined::Unknown),
+        }
     }
 
     /// True if an engine that asks for drafts serves this replica.
@@ -210,19 +248,18 @@ impl Joins {
         self.engines.read().iter().find(|(_, of)| **of == connection).map(|(replica, _)| replica.clone())
     }
 
-    /// Notes that an engine has connected.
-    pub fn connected(&self) {
-        self.connected.fetch_add(1, Ordering::Relaxed);
+    /// Notes that engines may connect from now on.
+    pub fn expect(&self) {
+        self.expected.store(true, Ordering::Relaxed);
     }
 
-    /// True if any engine is connected: without one, no row can join a request.
+    /// True if rows may join requests, now or later: an engine may connect while a request runs.
     pub fn are_expected(&self) -> bool {
-        self.connected.load(Ordering::Relaxed) > 0
+        self.expected.load(Ordering::Relaxed)
     }
 
     /// Forgets an engine that has disconnected.
     pub fn ended(&self, connection: u64) {
-        self.connected.fetch_sub(1, Ordering::Relaxed);
         self.engines.write().retain(|_, of| *of != connection);
     }
 }
@@ -270,16 +307,15 @@ mod tests {
         }
         assert!(joins.is_injected("r"));
         assert_eq!(joins.replica_of(7).as_deref(), Some("r"));
+        request.moved();
+        assert!(!joins.is_injected("r"));
         for id in ["chatcmpl-ft-1b-0badcafe", "ft-1a", "", "chatcmpl-", "chatcmpl-x"] {
-            assert!(joins.join(id, 7).is_none(), "{id}");
+            assert_eq!(joins.join(id, 7).err(), Some(Unjoined::Unknown), "{id}");
         }
-        joins.connected();
-        assert!(joins.are_expected());
         joins.ended(7);
-        assert!(!joins.are_expected());
         assert!(!joins.is_injected("r"));
         drop(request);
-        assert!(joins.join("chatcmpl-ft-1a-0badcafe", 7).is_none());
+        assert!(joins.join("chatcmpl-ft-1a-0badcafe", 7).is_err());
     }
 
     #[test]
@@ -287,7 +323,7 @@ mod tests {
         let joins = Arc::new(Joins::default());
         let request = joins.register("ft-2-x", terms());
         for id in ["cmpl-ft-2-x-0-11111111", "cmpl-ft-2-x-1-22222222"] {
-            assert!(joins.join(id, 1).is_some_and(|joined| Arc::ptr_eq(&joined, &request.joined)), "{id}");
+            assert!(joins.join(id, 1).is_ok_and(|joined| Arc::ptr_eq(&joined, &request.joined)), "{id}");
         }
     }
 
@@ -296,19 +332,22 @@ mod tests {
         let joins = Arc::new(Joins::default());
         let first = joins.register("same", terms());
         let second = joins.register("same", terms());
-        assert!(joins.join("cmpl-same-0-11111111", 1).is_none());
+        assert!(joins.join("cmpl-same-0-11111111", 1).is_err());
         drop(second);
-        assert!(joins.join("cmpl-same-0-22222222", 1).is_none(), "another row has been seen");
+        assert!(joins.join("cmpl-same-0-22222222", 1).is_err(), "another row has been seen");
         drop(first);
         let _third = joins.register("same", terms());
-        assert!(joins.join("cmpl-same-0-33333333", 1).is_some());
+        assert!(joins.join("cmpl-same-0-33333333", 1).is_ok());
     }
 
     #[test]
     fn a_second_request_past_the_proxy_with_the_same_id_is_not_joined() {
         let joins = Arc::new(Joins::default());
+        let _plain = joins.register("other", Terms::plain("r", PlainReason::ControlGroup));
+        assert!(joins.join("chatcmpl-other-11111111", 1).is_ok());
+        assert_eq!(joins.join("chatcmpl-other-22222222", 1).err(), Some(Unjoined::MayBePlain));
         let _request = joins.register("mine", terms());
-        assert!(joins.join("chatcmpl-mine-11111111", 1).is_some());
-        assert!(joins.join("chatcmpl-mine-22222222", 1).is_none());
+        assert!(joins.join("chatcmpl-mine-11111111", 1).is_ok());
+        assert!(joins.join("chatcmpl-mine-22222222", 1).is_err());
     }
 }

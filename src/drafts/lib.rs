@@ -15,3 +15,4 @@ mod index;
 pub mod joins;
 mod row;
 pub mod service;
+pub mod totals;

@@ -16,21 +16,23 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 use std::{fs, thread};
 
+use foretell_core::words::PassthroughReason;
 use foretell_net::http::memory::Memory;
 use parking_lot::Mutex;
 
-use crate::batch::{Batch, Totals};
+use crate::batch::Batch;
 use crate::frame::{self, FRAME_BYTES, FrameError, Hello, Incoming, VERSION};
 use crate::index::{Indexer, Job};
-use crate::joins::{Joined, Joins, Terms};
+use crate::joins::{Joined, Joins, Terms, Unjoined};
 use crate::row::Lookups;
+use crate::totals::Totals;
 
 /// Maximum engines that are connected.
-const CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// Time within which an engine must say hello, and take an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a connection that are read at once.
-const READ: usize = 256 << 10;
+const READ_BYTES: usize = 256 << 10;
 
 /// Why the socket cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -69,10 +71,6 @@ pub struct Engine {
     /// The replica that it serves, by label; `None` until one of its rows has joined a request.
     pub replica: Option<String>,
     pub totals: Totals,
-    /// Answers that came too late for it.
-    pub late: u64,
-    /// Microseconds that it waited for answers, all together.
-    pub waited: u64,
 }
 
 /// Sums over all engines since the start.
@@ -80,74 +78,52 @@ pub struct Engine {
 pub struct Engines {
     /// Engines that are connected.
     pub engines: usize,
-    /// Rows of their last steps.
-    pub rows: usize,
-    pub steps: u64,
-    /// Answers that came too late.
-    pub late: u64,
-    /// Microseconds that engines waited for answers.
-    pub waited: u64,
-    /// Seconds of steps that drafts saved, and lost.
-    pub saved: f64,
-    pub wasted: f64,
-}
-
-impl Engines {
-    fn add(&mut self, shown: &Shown) {
-        self.rows += shown.totals.rows;
-        self.steps += shown.totals.steps;
-        self.late += shown.late;
-        self.waited += shown.waited;
-        self.saved += shown.totals.saved;
-        self.wasted += shown.totals.wasted;
-    }
+    pub totals: Totals,
 }
 
 struct Connected {
     hello: Hello,
     stream: UnixStream,
-    shown: Arc<Mutex<Shown>>,
+    totals: Arc<Mutex<Totals>>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Shown {
-    totals: Totals,
-    late: u64,
-    waited: u64,
-}
+/// Decides on a row that belongs to no request and begins now.
+type UnknownNow = Box<dyn Fn() -> Unknown + Send + Sync>;
 
 /// The drafts service.
 pub struct Service {
     joins: Arc<Joins>,
-    unknown: Unknown,
+    unknown: UnknownNow,
     memory: Arc<Memory>,
     indexer: Indexer,
     engines: Mutex<BTreeMap<u64, Connected>>,
     /// The sum of those that have disconnected.
-    gone: Mutex<Engines>,
+    gone: Mutex<Totals>,
     numbers: AtomicU64,
     /// The socket's file, removed at the end.
     path: PathBuf,
 }
 
 impl Service {
-    /// Opens the socket with these permissions, and serves engines in separate threads.
+    /// Opens the socket with these permissions, and serves engines in separate threads. `unknown`
+    /// decides about each row that belongs to no request, when it begins.
     ///
     /// # Errors
     /// The socket cannot be opened, or another process answers there.
     pub fn listen(
         path: &Path,
         mode: u32,
-        unknown: Unknown,
+        unknown: impl Fn() -> Unknown + Send + Sync + 'static,
         joins: Arc<Joins>,
         memory: Arc<Memory>,
     ) -> Result<Arc<Self>, ListenError> {
         let failed = |error| ListenError::Io(path.to_owned(), error);
         let listener = opened(path)?;
         fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+        joins.expect();
         let service = Arc::new(Self {
             joins,
-            unknown,
+            unknown: Box::new(unknown),
             memory,
             indexer: Indexer::start().map_err(failed)?,
             engines: Mutex::default(),
@@ -170,27 +146,20 @@ impl Service {
 
     /// The engines that are connected.
     pub fn engines(&self) -> Vec<Engine> {
-        let of = |(number, engine): (&u64, &Connected)| {
-            let Shown { totals, late, waited } = *engine.shown.lock();
-            Engine {
-                hello: engine.hello.clone(),
-                replica: self.joins.replica_of(*number),
-                totals,
-                late,
-                waited,
-            }
+        let of = |(number, engine): (&u64, &Connected)| Engine {
+            hello: engine.hello.clone(),
+            replica: self.joins.replica_of(*number),
+            totals: *engine.totals.lock(),
         };
         self.engines.lock().iter().map(of).collect()
     }
 
     /// Sums over all engines since the start, those that are gone included.
     pub fn sum(&self) -> Engines {
-        let mut sum = *self.gone.lock();
-        for engine in self.engines.lock().values() {
-            sum.add(&engine.shown.lock());
-            sum.engines += 1;
-        }
-        sum
+        let mut totals = *self.gone.lock();
+        let engines = self.engines.lock();
+        engines.values().for_each(|engine| totals.add(&engine.totals.lock()));
+        Engines { engines: engines.len(), totals }
     }
 
     /// Ends all connections, and removes the socket.
@@ -204,14 +173,11 @@ impl Service {
     fn accepted(self: Arc<Self>, stream: UnixStream) {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let serve = move || {
-            self.joins.connected();
             if let Err(why) = self.serve(&stream, number) {
                 tracing::warn!(connection = number, %why, "an engine's connection for drafts was closed");
             }
             if let Some(engine) = self.engines.lock().remove(&number) {
-                let mut gone = self.gone.lock();
-                gone.add(&engine.shown.lock());
-                gone.rows = 0;
+                self.gone.lock().add(&Totals { rows: 0, ..*engine.totals.lock() });
             }
             self.joins.ended(number);
         };
@@ -221,18 +187,18 @@ impl Service {
 
     /// Serves one engine until it disconnects.
     fn serve(&self, stream: &UnixStream, number: u64) -> Result<(), Ended> {
-        stream.set_write_timeout(Some(PATIENCE))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut frames = Frames { reader: BufReader::with_capacity(READ, stream), frame: Vec::new() };
+        stream.set_write_timeout(Some(PEER_TIMEOUT))?;
+        stream.set_read_timeout(Some(PEER_TIMEOUT))?;
+        let mut frames = Frames { reader: BufReader::with_capacity(READ_BYTES, stream), frame: Vec::new() };
         let Some(Incoming::Hello(hello)) = frames.next()? else { return Err(FrameError::Hello.into()) };
         if let Err(why) = self.welcome(&hello) {
             answer(stream, |out| frame::refused(out, &why))?;
             return Err(Ended::Refused(why));
         }
         stream.set_read_timeout(None)?;
-        let shown = Arc::new(Mutex::new(Shown::default()));
+        let totals = Arc::new(Mutex::new(Totals::default()));
         let connected =
-            Connected { hello: hello.clone(), stream: stream.try_clone()?, shown: Arc::clone(&shown) };
+            Connected { hello: hello.clone(), stream: stream.try_clone()?, totals: Arc::clone(&totals) };
         self.engines.lock().insert(number, connected);
         answer(stream, frame::welcome)?;
         tracing::info!(
@@ -240,12 +206,12 @@ impl Service {
             engine = hello.engine,
             version = hello.engine_version,
             model = hello.model,
-            most = hello.most,
-            "an engine asks for drafts"
+            max_draft = hello.max_draft,
+            "an engine requests drafts"
         );
         let (done, indexed) = channel();
         let mut connection =
-            Connection { service: self, number, batch: Batch::new(&hello), done, indexed, shown };
+            Connection { service: self, number, batch: Batch::new(&hello), done, indexed, totals };
         while let Some(incoming) = frames.next()? {
             connection.take(incoming, stream)?;
         }
@@ -261,19 +227,20 @@ impl Service {
                  install the plug-in that comes with this Foretell"
             ));
         }
-        if self.engines.lock().len() >= CONNECTIONS {
-            return Err(format!("{CONNECTIONS} engines are connected already"));
+        if self.engines.lock().len() >= MAX_CONNECTIONS {
+            return Err(format!("{MAX_CONNECTIONS} engines are connected already"));
         }
         Ok(())
     }
 
     /// The request of a row, or the terms of rows that belong to none.
     fn joined(&self, id: &str, number: u64) -> Arc<Joined> {
-        self.joins.join(id, number).unwrap_or_else(|| {
-            let unknown = Terms::unknown();
-            Joined::new(match self.unknown {
-                Unknown::Lookups => unknown,
-                Unknown::None => Terms { lookups: Vec::new(), ..unknown },
+        self.joins.join(id, number).unwrap_or_else(|unjoined| {
+            Joined::new(match (unjoined, (self.unknown)()) {
+                (Unjoined::Unknown, Unknown::Lookups) => Terms::unknown(),
+                (Unjoined::MayBePlain, _) | (_, Unknown::None) => {
+                    Terms::plain("", PassthroughReason::NoPolicy)
+                }
             })
         })
     }
@@ -307,7 +274,7 @@ struct Connection<'a> {
     batch: Batch,
     done: Sender<(u32, Lookups)>,
     indexed: Receiver<(u32, Lookups)>,
-    shown: Arc<Mutex<Shown>>,
+    totals: Arc<Mutex<Totals>>,
 }
 
 impl Connection<'_> {
@@ -328,11 +295,7 @@ impl Connection<'_> {
                 self.indexed.try_iter().for_each(|(row, lookups)| self.batch.indexed(row, lookups));
                 let drafts = self.batch.step(&step);
                 answer(stream, |out| frame::drafts(out, &drafts))?;
-                let mut shown = self.shown.lock();
-                shown.totals = self.batch.totals();
-                shown.late = u64::from(step.late);
-                shown.waited += u64::from(step.waited);
-                drop(shown);
+                *self.totals.lock() = self.batch.totals();
                 self.batch.tidy();
             }
         }

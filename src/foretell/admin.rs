@@ -25,7 +25,7 @@ pub use guard::Guard;
 use foretell_config::problem::Problem;
 use foretell_config::values;
 use foretell_core::words::Mode;
-use foretell_drafts::batch::Totals;
+use foretell_drafts::totals::Totals;
 use foretell_net::clock::unix_time;
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::first_calls::PassedThrough;
@@ -276,19 +276,19 @@ impl Admin {
     /// The engine of this replica, if it asks for drafts inside its steps.
     fn injected(&self, replica: &Replica) -> Option<Value> {
         let engine = self.configured.as_ref()?.engine_that_asks(replica.label())?;
-        let Totals { steps, drafted, accepted, saved, wasted, rows, cost } = engine.totals;
+        let Totals { steps, drafted, accepted, late, waited, saved, wasted, rows, cost } = engine.totals;
         let cost = cost.map(|cost| {
             json!({ "plain_seconds": cost.plain, "first_token_seconds": cost.any, "token_seconds": cost.token })
         });
         Some(json!({
             "engine_version": engine.hello.engine_version,
-            "most": engine.hello.most,
+            "max_draft": engine.hello.max_draft,
             "rows": rows,
-            "steps": steps,
-            "late": engine.late,
-            "waited_seconds": engine.waited as f64 * 1e-6,
-            "drafted": drafted,
-            "accepted": accepted,
+            "steps": steps.answered(),
+            "late": late,
+            "waited_seconds": waited as f64 * 1e-6,
+            "drafted": drafted.sum(),
+            "accepted": accepted.sum(),
             "saved_seconds": saved,
             "wasted_seconds": wasted,
             "cost": cost,

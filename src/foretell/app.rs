@@ -34,6 +34,7 @@ use foretell_config::store::PolicyStore;
 use foretell_config::watch::{self, Watch};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
+use foretell_core::words::Mode;
 use foretell_drafts::service::{ListenError, Service, Unknown};
 use foretell_net::fleet::identity::{Identities, ModelConfig, RecognitionSettings, Renderer};
 use foretell_net::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
@@ -223,9 +224,10 @@ pub async fn start_with(
 fn drafts_service(process: &Process, shared: &Shared) -> Result<Option<Arc<Service>>, AssembleError> {
     let process::Drafts { listen, mode, unknown } = &process.drafts;
     let Some(path) = listen else { return Ok(None) };
-    let unknown = match unknown {
-        process::UnknownRows::Lookups => Unknown::Lookups,
-        process::UnknownRows::None => Unknown::None,
+    let (unknown, modes) = (*unknown, Arc::clone(&shared.modes));
+    let unknown = move || match (unknown, modes.process()) {
+        (process::UnknownRows::Lookups, Mode::Auto) => Unknown::Lookups,
+        (process::UnknownRows::None, _) | (_, Mode::Off | Mode::Observe) => Unknown::None,
     };
     let service =
         Service::listen(path, *mode, unknown, Arc::clone(&shared.joins), Arc::clone(&shared.memory))?;

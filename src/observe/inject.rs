@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use prometheus::core::Collector;
-use prometheus::{Counter, IntCounter, IntGauge};
+use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge};
 
 use super::make::{self, AtScrape, Made};
 use foretell_core::words::metric;
 use foretell_drafts::service::{Engines, Service};
+use foretell_drafts::totals::{PerPosition, Steps};
 
 /// A collector for this service.
 ///
@@ -23,7 +24,9 @@ pub fn collector(service: Arc<Service>) -> Made<impl Collector> {
 struct Families {
     engines: IntGauge,
     rows: IntGauge,
-    steps: IntCounter,
+    steps: IntCounterVec,
+    drafted: IntCounterVec,
+    accepted: IntCounterVec,
     late: IntCounter,
     waited: Counter,
     saved: Counter,
@@ -35,7 +38,9 @@ impl Families {
         Ok(Self {
             engines: all.with(make::int_gauge(metric::INJECT_ENGINES))?,
             rows: all.with(make::int_gauge(metric::INJECT_ROWS))?,
-            steps: all.with(make::counter(metric::INJECT_STEPS))?,
+            steps: all.with(make::counters(metric::INJECT_STEPS))?,
+            drafted: all.with(make::counters(metric::INJECT_DRAFTED))?,
+            accepted: all.with(make::counters(metric::INJECT_ACCEPTED))?,
             late: all.with(make::counter(metric::INJECT_LATE))?,
             waited: all.with(make::sum(metric::INJECT_WAITED))?,
             saved: all.with(make::sum(metric::INJECT_SAVED))?,
@@ -43,13 +48,24 @@ impl Families {
         })
     }
 
-    fn show(&self, sum: &Engines) {
-        make::set(&self.engines, sum.engines as u64);
-        make::set(&self.rows, sum.rows as u64);
-        self.steps.inc_by(sum.steps);
-        self.late.inc_by(sum.late);
-        self.waited.inc_by(sum.waited as f64 * 1e-6);
-        self.saved.inc_by(sum.saved);
-        self.wasted.inc_by(sum.wasted);
+    fn show(&self, Engines { engines, totals }: &Engines) {
+        make::set(&self.engines, *engines as u64);
+        make::set(&self.rows, totals.rows as u64);
+        let Steps { drafted, plain, skipped } = totals.steps;
+        for (result, steps) in [("drafted", drafted), ("plain", plain), ("skipped", skipped)] {
+            self.steps.with_label_values(&[result]).inc_by(steps);
+        }
+        by_position(&self.drafted, &totals.drafted);
+        by_position(&self.accepted, &totals.accepted);
+        self.late.inc_by(totals.late);
+        self.waited.inc_by(totals.waited as f64 * 1e-6);
+        self.saved.inc_by(totals.saved);
+        self.wasted.inc_by(totals.wasted);
+    }
+}
+
+fn by_position(counter: &IntCounterVec, tokens: &PerPosition) {
+    for (position, count) in tokens.reached() {
+        counter.with_label_values(&[position.to_string()]).inc_by(count);
     }
 }

@@ -203,6 +203,13 @@ impl Record {
         self.joined = Some(registered);
     }
 
+    /// Records that another replica answers it than the one that it was sent to first.
+    pub fn moved(&mut self) {
+        if let Some(registered) = &self.joined {
+            registered.moved();
+        }
+    }
+
     /// Records that its engine takes Foretell's drafts into its steps; `plain`: the reason for
     /// which it gets none.
     pub fn injected(&mut self, plain: Option<Reason>) {

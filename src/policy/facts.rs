@@ -10,7 +10,7 @@ use super::{Fact, Policy, PolicySet, Subject};
 use foretell_core::session::Permission;
 use foretell_core::words::{Mode, PassthroughReason, VerifyMethod};
 use foretell_engines::Engine;
-use foretell_wire::openai::{Api, Control, Judgement, Request, Route};
+use foretell_wire::openai::{Api, Control, Finding, Request, Route, refusal};
 
 /// Facts that are known once the head of a request has been read.
 #[derive(Clone)]
@@ -151,13 +151,19 @@ pub enum Body<'a> {
     },
 }
 
-impl<'a> From<&'a Judgement> for Body<'a> {
-    fn from(judgement: &'a Judgement) -> Self {
-        match judgement {
-            Judgement::Eligible(request) => Self::Eligible(request),
-            Judgement::Passthrough { reason, parameter } => {
-                Self::Refused { reason: *reason, parameter: parameter.as_deref(), request: None }
+/// A body that was read, with the judgement of its parameters; `None` if it is no JSON object.
+pub type Understood = Option<(Request, Vec<Finding>)>;
+
+impl<'a> From<&'a Understood> for Body<'a> {
+    fn from(understood: &'a Understood) -> Self {
+        let Some((request, findings)) = understood else {
+            return Self::Refused { reason: PassthroughReason::Body, parameter: None, request: None };
+        };
+        match refusal(findings) {
+            Some((reason, parameter)) => {
+                Self::Refused { reason, parameter: Some(parameter), request: Some(request) }
             }
+            None => Self::Eligible(request),
         }
     }
 }

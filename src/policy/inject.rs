@@ -24,7 +24,7 @@ pub struct Injection {
     /// The lookups of the policy.
     pub lookups: Vec<LookupSpec>,
     /// Maximum draft tokens of a step.
-    pub most: usize,
+    pub max_draft: usize,
     /// Draft tokens that are always sent (`gamma.fixed`).
     pub forced: Option<usize>,
     /// Gates that may close while the request runs.
@@ -38,7 +38,7 @@ impl Injection {
             policy: None,
             plain: Some(reason.into()),
             lookups: Vec::new(),
-            most: 0,
+            max_draft: 0,
             forced: None,
             gates: None,
         }
@@ -72,7 +72,7 @@ pub fn inject(
     }
     let permission = settled(admitted.mode, policy.mode, admitted.control);
     let plain = permission.and_then(Permission::never).or_else(|| compared(policy, group(policy)));
-    let most = |tokens: u32| match admitted.control {
+    let limited = |tokens: u32| match admitted.control {
         Some(Control::Gamma(limit)) => tokens.min(u32::from(limit)) as usize,
         _ => tokens as usize,
     };
@@ -86,8 +86,8 @@ pub fn inject(
         policy: Some(Arc::clone(policy)),
         plain: plain.map(Reason::Plain),
         lookups,
-        most: most(policy.gamma.max),
-        forced: policy.gamma.fixed.map(most),
+        max_draft: limited(policy.gamma.max),
+        forced: policy.gamma.fixed.map(limited),
         gates: Some(LiveGates::of(policy)),
     }
 }

@@ -27,7 +27,7 @@ pub use decide::{Admission, Admitted, Decision, plan};
 pub use explain::Explanation;
 pub use fact::Fact;
 pub use facts::{
-    Backend, Body, Facts, Group, Groups, Head, Models, Server, ServerState, Subjects, Terms, Wish,
+    Backend, Body, Facts, Group, Groups, Head, Models, Server, ServerState, Subjects, Terms, Understood, Wish,
 };
 pub use inject::{Injection, inject};
 pub use matching::{Bounds, Match, Mismatch, Subject};

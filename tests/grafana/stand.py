@@ -2,7 +2,8 @@
 
 It is in front of the bundled target. The setup makes every counter count: two replicas, of which
 one is killed and comes back failing, more requests than lanes, one slot for the model drafter, a
-hosted service, policies of every mode, a lossy rule, and a collector of spans that does not exist.
+hosted service, policies of every mode, a lossy rule, a collector of spans that does not exist, and
+an engine that takes drafts into its steps.
 The target is paced, so that speculation pays on any machine.
 """
 
@@ -15,6 +16,7 @@ import math
 import os
 import pathlib
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -48,6 +50,7 @@ drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: 1, conte
 corpus: {{ bytes: 16MiB, ttl: 1m }}
 fleet: {{ store: "redis://127.0.0.1:9", sync: 1s }}  # nobody answers there
 policies: {{ dir: policies }}
+drafts: {{ listen: "unix:{socket}" }}
 observe: {{ log: text, level: error, otlp: "http://127.0.0.1:{nobody}" }}
 """
 POLICIES = {
@@ -115,6 +118,51 @@ class Ill(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Steps(threading.Thread):
+    """An engine that takes drafts into its steps (deploy/plugins/protocol.md): one row after the other, each of a text
+    that repeats itself, half of whose drafts it accepts."""
+
+    HELLO = struct.pack("<8sHHIIH", b"foretell", 1, 8, 1000, 4096, 4) + b"".join(
+        struct.pack("<H", len(word)) + word for word in (b"vllm", b"0.32.0", b"model"))
+    TEXT = [7 + at % 50 for at in range(4000)]
+
+    def __init__(self, path):
+        super().__init__(daemon=True)
+        self.path, self.sequence, self.over = str(path), 0, threading.Event()
+
+    def run(self):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as self.connection:
+            self.connection.connect(self.path)
+            self.exchange(1, self.HELLO)
+            for row in itertools.count(1):
+                if self.over.is_set():
+                    return
+                self.send(2, struct.pack("<IIfH", row, 200, 0.0, 5) + b"a-b-c")
+                self.send(3, struct.pack("<III200i", row, 0, 200, *self.TEXT[:200]))
+                length, drafted = 200, 0
+                while length < 800 and not self.over.wait(0.01):
+                    length, drafted = self.step(row, length, drafted)
+                self.send(5, struct.pack("<HI", 1, row))
+
+    def step(self, row, length, drafted):
+        """One step: the new length of the row, and the draft tokens for the next step."""
+        new = 1 + drafted // 2
+        self.sequence += 1
+        head = struct.pack("<QIIIHBH", self.sequence, 20_000, 100, self.sequence // 50, 1, 0, 1)
+        listed = struct.pack(f"<IHHHIH{new}i", row, drafted, new, 8, length + new, new, *self.TEXT[length:length + new])
+        body = self.exchange(4, head + listed)
+        return length + new, body[18] if len(body) > 18 else 0
+
+    def send(self, kind, body):
+        self.connection.sendall(struct.pack("<IB", 1 + len(body), kind) + body)
+
+    def exchange(self, kind, body):
+        """The answer to a frame, without its length."""
+        self.send(kind, body)
+        size = int.from_bytes(self.connection.recv(4, socket.MSG_WAITALL), "little")
+        return self.connection.recv(size, socket.MSG_WAITALL)
+
+
 class Stand:
     """The processes; `stack` ends them, each by itself."""
 
@@ -129,7 +177,8 @@ class Stand:
         for name in POLICIES:
             self.write(name)
         config = self.folder / "foretell.yaml"
-        config.write_text(PROCESS.format(root=ROOT, model=MODEL, **self.ports))
+        self.socket = self.folder / "drafts.sock"
+        config.write_text(PROCESS.format(root=ROOT, model=MODEL, socket=self.socket, **self.ports))
         scrapes = self.folder / "prometheus.yaml"
         rules = ROOT / "grafana/rules/foretell.rules.yaml"
         scrapes.write_text(SCRAPES.format(rules=rules, admin=self.ports["admin"]))
@@ -138,6 +187,9 @@ class Stand:
             self.wait(f"http://127.0.0.1:{self.ports[name]}/health")
         self.start("foretell", FORETELL, "serve", "--config", config)
         self.wait(f"{self.admin}/readyz")
+        steps = Steps(self.socket)
+        steps.start()
+        self.stack.callback(steps.over.set)
         self.start("prometheus", "prometheus", "--config.file", scrapes, "--web.listen-address",
                    f"127.0.0.1:{self.ports['prometheus']}", "--storage.tsdb.path", self.folder / "tsdb")
         self.wait(f"{self.prometheus}/-/ready")

@@ -39,14 +39,14 @@ ROW_TOKENS = 4096  # of one row in a step; more go ahead as text
 STEP_TOKENS = 32768  # of all rows in a step, so that it fits a socket's buffer
 TEXT_TOKENS = 65536  # of new rows after a step
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds before the next connection
-PATIENCE = 5.0  # seconds for an answer that is due, or for bytes to be taken
-MOST_REST = 64  # steps from one question to the next while answers come too late
+ANSWER_TIMEOUT = 5.0  # seconds for an answer that is due, or for bytes to be taken
+MAX_PAUSE_STEPS = 64  # steps from one request to the next while answers come too late
 
 logger = init_logger("vllm.foretell")
 clock = time.monotonic
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """Why the connection is of no use any more, in words."""
 
 
@@ -55,14 +55,14 @@ class Proposer:
 
     def __init__(self, vllm_config):
         refuse_unknown(vllm_config)
-        mend_cpu()
+        fix_cpu()
         self.config, (self.path, self.deadline) = vllm_config, settings(os.environ)
         self.vocabulary = vllm_config.model_config.get_vocab_size()
-        self.most = vllm_config.speculative_config.num_speculative_tokens
+        self.max_draft = vllm_config.speculative_config.num_speculative_tokens
         first = parallel_state.get_tensor_model_parallel_rank() == 0  # vLLM takes the drafts of no other rank
         self.runner = find_runner(vllm_config) or self._give_up("it was not found") if first else None
         self.checked, self.present = False, set()
-        self.connection = self.returned = self.said = None
+        self.connection = self.returned = self.reported = None
         self.retry_at, self.pause = 0.0, FIRST_PAUSE
 
     def load_model(self, *_, **__):
@@ -102,38 +102,38 @@ class Proposer:
 
     def _lift_limit(self):
         """vLLM would not ask while a row nears the end of the context. Here each draft ends at the room of its row."""
-        self.runner.effective_drafter_max_model_len = self.runner.max_model_len + self.most + 1
+        self.runner.effective_drafter_max_model_len = self.runner.max_model_len + self.max_draft + 1
 
     def _step(self, step, drafts):
-        talk = self.connection
-        talk.take_late_answer()
-        rows = talk.rows.follow(step, self.runner.requests)
-        places = talk.ask(step, rows)
-        if places is None:
-            talk.skipped += 1
-        elif any(room for _, room in places.values()):
-            for number, tokens in talk.wait(self.deadline).items():
-                if number in places:
-                    index, room = places[number]
+        connection = self.connection
+        connection.take_late_answer()
+        rows = connection.rows.follow(step, self.runner.requests)
+        rooms = connection.request_drafts(step, rows)
+        if rooms is None:
+            connection.skipped += 1
+        elif any(room for _, room in rooms.values()):
+            for number, tokens in connection.wait(self.deadline).items():
+                if number in rooms:
+                    index, room = rooms[number]
                     drafts[index] = within(tokens[:room], self.vocabulary)
-        talk.tell(step, rows)
+        connection.send_rows(step, rows)
 
     def _connected(self):
         """Whether Foretell has welcomed this engine; connects when it is time to."""
         if self.connection is None:
             if clock() < self.retry_at:
                 return False
-            self.connection = Connection(self.most)
+            self.connection = Connection(self.max_draft)
             self.connection.socket.connect(self.path)
             self.connection.send(self._hello())
         if not self.connection.welcomed and self.connection.open():
-            self.said = None
+            self.reported = None
             logger.info("vLLM asks for drafts at %s", self.path)
         return self.connection.welcomed
 
     def _hello(self):
         model, scheduler = self.config.model_config, self.config.scheduler_config
-        head = struct.pack("<8sHHIIH", b"foretell", VERSION, min(self.most, 0xFFFF), self.vocabulary,
+        head = struct.pack("<8sHHIIH", b"foretell", VERSION, min(self.max_draft, 0xFFFF), self.vocabulary,
                            self.runner.max_model_len, min(scheduler.max_num_seqs, 0xFFFF))
         return frame(HELLO, head, text("vllm"), text(vllm.__version__), text(model.served_model_name))
 
@@ -145,9 +145,9 @@ class Proposer:
             self.connection = None
         self.retry_at = clock() + self.pause
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
-        why = str(problem) if isinstance(problem, (Lost, OSError)) else f"{type(problem).__name__}: {problem}"
-        if why != self.said and not (self.said and isinstance(problem, OSError)):  # one line for each change of state
-            self.said = why
+        why = str(problem) if isinstance(problem, (ConnectionLost, OSError)) else f"{type(problem).__name__}: {problem}"
+        if why != self.reported and not (self.reported and isinstance(problem, OSError)):  # one line for each change
+            self.reported = why
             logger.warning("no drafts from %s: %s; vLLM goes on without, the plug-in tries again", self.path, why)
 
     def _give_up(self, why):
@@ -156,13 +156,13 @@ class Proposer:
 
 
 class Step:
-    """One step of the engine, as the proposer was told of it."""
+    """One step of the engine, as vLLM reports it."""
 
     def __init__(self, proposer, sampled, lengths, tokens, started):
         batch = proposer.runner.input_batch
         self.ids = list(batch.req_ids)
         if len(self.ids) != len(sampled):
-            raise Lost(f"vLLM names {len(self.ids)} requests for {len(sampled)} rows")
+            raise ConnectionLost(f"vLLM names {len(self.ids)} requests for {len(sampled)} rows")
         self.sampled = [len(new) for new in sampled]
         self.verified = [len(draft) for draft in batch.spec_token_ids[:len(sampled)]]
         self.lengths = lengths[:len(sampled)].tolist()
@@ -182,7 +182,7 @@ class Row:
         self.prompt, parameters = state.num_prompt_tokens, state.sampling_params
         self.hidden = (parameters is None or state.prompt_token_ids is None  # no token ids to look up
                        or state.prompt_embeds is not None or state.prompt_is_token_ids is not None)
-        self.end = 0  # its most tokens; 0 where drafts would change the random numbers of its seed
+        self.end = 0  # its maximum length; 0 where drafts would change the random numbers of its seed
         if not self.hidden and (parameters.seed is None or parameters.temperature == 0):
             self.end = sys.maxsize if parameters.max_tokens is None else self.prompt + parameters.max_tokens
         self.ready = False  # its text was sent as a whole, and the steps carry on from there
@@ -215,40 +215,41 @@ class Rows:
         if row is not None and row.sent:
             self.gone.append(row.number)
 
-    def listed(self, step, rows, most):
+    def listed(self, step, rows, max_draft):
         """The rows of a `step`, and the index and room of each by its number."""
-        parts, places, left = [], {}, STEP_TOKENS
+        parts, rooms, remaining = [], {}, STEP_TOKENS
         for index, row in enumerate(rows):
             if not row.ready:
                 continue
             length, sampled = step.lengths[index], step.sampled[index]
             count = length - row.sent
-            if count > min(left, ROW_TOKENS):
+            if count > min(remaining, ROW_TOKENS):
                 row.ready = False
                 continue
-            left -= count
-            room = max(0, min(most, min(row.end, step.context) - length - 1)) if sampled else 0  # a step makes one more
+            remaining -= count
+            # the step itself makes one token more
+            room = max(0, min(max_draft, min(row.end, step.context) - length - 1)) if sampled else 0
             parts.append(STEP_ROW.pack(row.number, step.verified[index], sampled, room, length, count))
             parts.append(step.tokens[index, row.sent:length].tobytes())
             row.sent = length
-            places[row.number] = index, room
-        return parts, places
+            rooms[row.number] = index, room
+        return parts, rooms
 
     def news(self, step, rows):
         """Frames of rows that ended or are not known in full, and whether one is so now."""
         gone, self.gone = self.gone[:0xFFFF], self.gone[0xFFFF:]
         frames = [frame(GONE, struct.pack(f"<H{len(gone)}I", len(gone), *gone))] if gone else []
-        left, complete = TEXT_TOKENS, False
+        remaining, complete = TEXT_TOKENS, False
         for index, row in enumerate(rows):
-            if row.ready or row.hidden or not left:
+            if row.ready or row.hidden or not remaining:
                 continue
             if not row.sent:
                 head = struct.pack("<IIf", row.number, row.prompt, min(row.state.sampling_params.temperature, 1e9))
                 frames.append(frame(ROW, head, text(step.ids[index])))
-            end = min(step.lengths[index], row.sent + left)
+            end = min(step.lengths[index], row.sent + remaining)
             head = struct.pack("<III", row.number, row.sent, end - row.sent)
             frames.append(frame(TEXT, head, step.tokens[index, row.sent:end].tobytes()))
-            left -= end - row.sent
+            remaining -= end - row.sent
             row.sent = end
             row.ready = end == step.lengths[index]
             complete = complete or row.ready
@@ -258,77 +259,77 @@ class Rows:
 class Connection:
     """One connection, and what both sides know since it began. Raises when it is of no use any more."""
 
-    def __init__(self, most):
-        self.most, self.rows = most, Rows()
+    def __init__(self, max_draft):
+        self.max_draft, self.rows = max_draft, Rows()
         self.since, self.due_since = clock(), None  # due: an answer, or bytes that are not taken
-        self.sequence = self.asked = 0  # asked: sequence of the step that has no answer yet
-        self.welcomed = self.answered = self.awaited = False  # awaited: the answer to that step was hoped for
+        self.sequence = self.pending = 0  # pending: sequence of the step without an answer
+        self.welcomed = self.answered = self.awaited = False  # awaited: a step has waited for that answer
         self.out, self.incoming = bytearray(), bytearray()
-        self.waited = self.late = self.late_in_turn = self.skipped = 0
-        self.rest = 0  # steps to let pass without a question
+        self.waited = self.late = self.consecutive_late = self.skipped = 0
+        self.pause_steps = 0  # steps that request nothing
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
     def open(self):
         """Whether Foretell has welcomed this engine by now."""
         for kind, body in self._frames():
             if kind == REFUSED:
-                raise Lost(f"Foretell refuses: {body[2:].decode(errors='replace')}")
+                raise ConnectionLost(f"Foretell refuses: {body[2:].decode(errors='replace')}")
             if kind != WELCOME or len(body) != 2:
-                raise Lost("what answers there does not speak the drafts protocol")
+                raise ConnectionLost("what answers there does not speak the drafts protocol")
             if (version := int.from_bytes(body, "little")) != VERSION:
-                raise Lost(f"Foretell speaks version {version} of the drafts protocol, this plug-in version {VERSION};"
-                           " install both from one release")
+                raise ConnectionLost(f"Foretell speaks version {version} of the drafts protocol, this plug-in version"
+                                     f" {VERSION}; install both from one release")
             self.welcomed = True
             break
         self._flush()
         return self.welcomed
 
     def take_late_answer(self):
-        """Reads on. An answer that comes only now is of no use, and makes the next questions rarer."""
+        """Reads on. An answer that comes only now is of no use, and makes the next requests rarer."""
         if self._answer() is not None and self.awaited:
             self.late += 1
-            self.late_in_turn += 1
-            self.rest = min(2 ** self.late_in_turn, MOST_REST) - 1
+            self.consecutive_late += 1
+            self.pause_steps = min(2 ** self.consecutive_late, MAX_PAUSE_STEPS) - 1
         self._flush()
 
-    def ask(self, step, rows):
+    def request_drafts(self, step, rows):
         """Sends a `step` if it is time to: the index and room of each row by its number, else None."""
-        if self.asked or self.out or self.rest:
-            self.rest = max(0, self.rest - 1)
+        if self.pending or self.out or self.pause_steps:
+            self.pause_steps = max(0, self.pause_steps - 1)
             return None
-        parts, places = self.rows.listed(step, rows, self.most)
-        if not places:
+        parts, rooms = self.rows.listed(step, rows, self.max_draft)
+        if not rooms:
             return None
         self.sequence += 1
         head = struct.pack("<QIIIHBH", self.sequence, step.elapsed, self.waited, self.late, min(self.skipped, 0xFFFF),
-                           step.prompts, len(places))
-        self.asked, self.awaited = self.sequence, False
+                           step.prompts, len(rooms))
+        self.pending, self.awaited = self.sequence, False
         self.waited = self.skipped = 0
         self.send(frame(STEP, head, *parts))
-        return places
+        return rooms
 
     def wait(self, deadline):
         """The drafts by row, none if they do not come in time."""
         begun, answer = clock(), None
         self.awaited = True
         while not self.out and (answer := self._answer()) is None:  # what is not taken is not answered
-            left = begun + deadline - clock()
-            if left <= 0 or not readable(self.socket, left):
+            remaining = begun + deadline - clock()
+            if remaining <= 0 or not readable(self.socket, remaining):
                 break
         self.waited = int(1e6 * (clock() - begun))
         if answer is None:
             return {}
         pause, found = answer
-        self.late_in_turn = 0
-        self.rest = 0 if any(found.values()) else pause
+        self.consecutive_late = 0
+        self.pause_steps = 0 if any(found.values()) else pause
         return found
 
-    def tell(self, step, rows):
-        """Sends what is new apart from the question, unless Foretell has yet to read what it got."""
+    def send_rows(self, step, rows):
+        """Sends what is new besides the step, unless Foretell has yet to read what it got."""
         if not self.out:
             frames, complete = self.rows.news(step, rows)
             self.send(frames)
-            self.rest = 0 if complete else self.rest
+            self.pause_steps = 0 if complete else self.pause_steps
 
     def send(self, frames):
         self.out += frames
@@ -340,20 +341,20 @@ class Connection:
                 del self.out[:self.socket.send(self.out, socket.MSG_NOSIGNAL)]
         except BlockingIOError:
             pass
-        due = self.out or self.asked or not self.welcomed
+        due = self.out or self.pending or not self.welcomed
         self.due_since = (self.due_since or clock()) if due else None
-        if due and clock() - self.due_since > PATIENCE:
-            raise Lost(f"no answer for {PATIENCE:.0f} seconds")
+        if due and clock() - self.due_since > ANSWER_TIMEOUT:
+            raise ConnectionLost(f"no answer for {ANSWER_TIMEOUT:.0f} seconds")
 
     def _answer(self):
-        """(pause, drafts by row) for the step that was asked for; None as long as they have not come."""
+        """(pause, drafts by row) for the pending step; None until they have come."""
         for kind, body in self._frames():
             if kind != DRAFTS:
-                raise Lost(f"a frame of kind {kind}")
+                raise ConnectionLost(f"a frame of kind {kind}")
             sequence, pause, found = read_drafts(body)
-            if not self.asked or sequence != self.asked:
-                raise Lost(f"drafts for step {sequence}, which were not asked for")
-            self.asked, self.due_since, self.answered = 0, None, True
+            if not self.pending or sequence != self.pending:
+                raise ConnectionLost(f"drafts for step {sequence}, which were not requested")
+            self.pending, self.due_since, self.answered = 0, None, True
             return pause, found
 
     def _frames(self):
@@ -361,7 +362,7 @@ class Connection:
         while True:
             length = int.from_bytes(self.incoming[:4], "little")
             if len(self.incoming) >= 4 and not 1 <= length <= FRAME_BYTES:
-                raise Lost(f"a frame of {length} bytes")
+                raise ConnectionLost(f"a frame of {length} bytes")
             if 4 <= len(self.incoming) - length:
                 got, self.incoming = self.incoming[4:4 + length], self.incoming[4 + length:]
                 yield got[0], got[1:]
@@ -371,7 +372,7 @@ class Connection:
             except BlockingIOError:
                 return
             if not data:
-                raise Lost("the connection was closed")
+                raise ConnectionLost("the connection was closed")
             self.incoming += data
 
 
@@ -385,13 +386,13 @@ def read_drafts(body):
             at += DRAFTS_ROW.size
             tokens = struct.unpack_from(f"<{size}i", body, at)
             if shape not in (CHAIN, TREE) or size and min(tokens) < 0:
-                raise Lost("drafts of an unknown shape or with a token id below 0")
+                raise ConnectionLost("drafts of an unknown shape or with a token id below 0")
             at += 4 * size if shape == CHAIN else 5 * size
             rows[row] = tokens if shape == CHAIN else ()  # vLLM verifies no trees
     except struct.error:
-        raise Lost("drafts that end too early") from None
+        raise ConnectionLost("drafts that end too early") from None
     if at != len(body):
-        raise Lost(f"drafts of {len(body)} bytes that count {at}")
+        raise ConnectionLost(f"drafts of {len(body)} bytes that count {at}")
     return sequence, pause, rows
 
 
@@ -439,8 +440,8 @@ def refuse_unknown(config):
                            " --pipeline-parallel-size 1, or without --speculative-config")
 
 
-def mend_cpu():
-    """Mends two faults of vLLM's CPU build (0.32, 0.33) that any speculation brings out, vLLM's own `ngram` too.
+def fix_cpu():
+    """Fixes two faults of vLLM's CPU build (0.32, 0.33) that any speculation brings out, vLLM's own `ngram` too.
 
     `_expand_kernel_impl` writes the temperature, top_k and top_p of each draft token to a copy, and other memory is read
     in their place: sampled texts are wrong, and greedy ones beside them. And a step without drafts ends the engine where
@@ -463,8 +464,8 @@ def mend_cpu():
 
 def find_runner(config):
     """The model runner that is constructing its proposer, up the stack; None if there is none."""
-    place = sys._getframe()
-    while place := place.f_back:
-        owner = place.f_locals.get("self")
+    caller = sys._getframe()
+    while caller := caller.f_back:
+        owner = caller.f_locals.get("self")
         if hasattr(owner, "propose_draft_token_ids") and getattr(owner, "vllm_config", None) is config:
             return owner

@@ -2,15 +2,7 @@
 //! over the socket, while nothing else runs.
 //!
 //!     cargo run --profile dist -p foretell-drafts --example latency -- [ROWS] [TOKENS] [STEPS]
-#![allow(
-    clippy::panic,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    clippy::needless_for_each,
-    clippy::struct_field_names,
-    reason = "tests"
-)]
+#![allow(clippy::expect_used, clippy::indexing_slicing, reason = "tests")]
 
 mod client;
 
@@ -47,7 +39,7 @@ fn main() {
     let folder = std::env::temp_dir().join(format!("foretell-latency-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder for the socket");
     let path = folder.join("drafts.sock");
-    let service = Service::listen(&path, 0o600, Unknown::Lookups, Arc::default(), Memory::new(4 << 30))
+    let service = Service::listen(&path, 0o600, || Unknown::Lookups, Arc::default(), Memory::new(4 << 30))
         .expect("a socket");
     let mut client = Client::connect(&path, 16, 49_152);
     let texts: Vec<Vec<u32>> = (0..rows).map(|row| text(tokens + 4 * steps, row as u64)).collect();

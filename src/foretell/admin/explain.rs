@@ -19,10 +19,12 @@ use foretell_net::fleet::{HealthState, Replica};
 use foretell_net::http::headers;
 use foretell_net::http::listen::Peer;
 use foretell_policy::explain::{Besides, Explanation, Measure};
-use foretell_policy::{self as policy, Body, Fact, Facts, Groups, Models, PolicySet, Ruling, Wish};
+use foretell_policy::{
+    self as policy, Body, Fact, Facts, Groups, Models, PolicySet, Ruling, Understood, Wish,
+};
 use foretell_proxy::gateway::facts;
 use foretell_proxy::gateway::{Shared, tenant};
-use foretell_wire::openai::{self, Finding, Request, Route};
+use foretell_wire::openai::{self, Request, Route};
 
 /// Prefix for header fields of `POST /api/explain` that the call needs for itself:
 /// `x-explain-authorization` stands for the explained request's `authorization`.
@@ -64,16 +66,13 @@ pub struct Question {
     unreadable: Option<String>,
 }
 
-/// A parsed body; empty if it is no valid JSON object.
-pub struct Understood(Option<(Request, Vec<Finding>)>);
-
 impl Question {
     /// A request with this body, which is ignored if larger than `limit` bytes. Without `route`, a
     /// body with messages is a chat request.
     pub fn new(route: Option<Route>, headers: HeaderMap, body: &[u8], limit: usize) -> Self {
         let route = route.unwrap_or_else(|| guess(body));
-        let understood = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
-        let is_unreadable = understood.as_ref().is_some_and(|body| body.0.is_none());
+        let understood = (body.len() <= limit).then(|| openai::understand(route, body));
+        let is_unreadable = understood.as_ref().is_some_and(Option::is_none);
         let unreadable = is_unreadable.then(|| unreadable(body));
         Self { route, headers, peer: None, tenant: None, body: understood, unreadable }
     }
@@ -102,7 +101,8 @@ impl Question {
 
     /// The request, if the body could be parsed.
     pub fn request(&self) -> Option<&Request> {
-        self.body.as_ref()?.request()
+        let (request, _) = self.body.as_ref()?.as_ref()?;
+        Some(request)
     }
 }
 
@@ -111,29 +111,6 @@ fn unreadable(body: &[u8]) -> String {
     match serde_json::from_slice::<IgnoredAny>(body) {
         Err(error) => format!("The body is not JSON: {error}."),
         Ok(_) => "The body is JSON, but no object with the fields of a request.".to_owned(),
-    }
-}
-
-impl Understood {
-    fn request(&self) -> Option<&Request> {
-        self.0.as_ref().map(|(request, _)| request)
-    }
-
-    fn parameters(&self) -> &[Finding] {
-        self.0.as_ref().map_or(&[], |(_, findings)| findings)
-    }
-
-    fn judged(&self) -> Body<'_> {
-        let Some((request, findings)) = &self.0 else {
-            let reason = foretell_core::words::PassthroughReason::Body;
-            return Body::Refused { reason, parameter: None, request: None };
-        };
-        match openai::refusal(findings) {
-            Some((reason, parameter)) => {
-                Body::Refused { reason, parameter: Some(parameter), request: Some(request) }
-            }
-            None => Body::Eligible(request),
-        }
     }
 }
 
@@ -228,7 +205,7 @@ pub fn explain(
     let backend = known.replica.map(|replica| facts::backend(replica, shared));
     let facts = Facts {
         head,
-        body: Fact::Known(question.body.as_ref().map_or(Body::TooLarge, Understood::judged)),
+        body: Fact::Known(question.body.as_ref().map_or(Body::TooLarge, Body::from)),
         backend: Fact::Known(backend),
         session: Fact::Known(shared.sessions.available_permits() > 0),
         server: known.server,
@@ -243,8 +220,8 @@ pub fn explain(
         notes.push(format!("The request is refused with 400: {}.", doubt.words()));
     }
     let besides = Besides { facts_from: known.source, replica, notes };
-    let parameters = question.body.as_ref().map_or(&[][..], Understood::parameters);
-    policy::explain::explain(&facts, parameters, besides, known.closed, known.now)
+    let parameters = question.body.iter().flatten().map(|(_, parameters)| &**parameters).next();
+    policy::explain::explain(&facts, parameters.unwrap_or_default(), besides, known.closed, known.now)
 }
 
 /// Reason for which a replica is considered down, from its latest calls; `None` if it is not.

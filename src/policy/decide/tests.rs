@@ -4,12 +4,12 @@ use super::*;
 use crate::part::{DrafterPart, ModelState, TranslationMode, parts};
 use crate::{
     Accept, Backend, Body, Bounds, Corpus, Drafter, Gamma, Gates, Group, Holdback, Match, Policy, PolicyMode,
-    PolicySet, Revision, Server, ServerState, Terms, Vocabulary, Wish,
+    PolicySet, Revision, Server, ServerState, Terms, Understood, Vocabulary, Wish,
 };
 use foretell_core::draft::{LookupSpec, Ngram};
 use foretell_core::words::{Mode, PlainReason, VerifyMethod};
 use foretell_engines::{Dialect, Engine, Noise, ServerDefaults};
-use foretell_wire::openai::{Control, Defaults, Judgement, Route, judge};
+use foretell_wire::openai::{Control, Defaults, Route, understand};
 
 const OPEN: &str = "nobody knows";
 
@@ -44,8 +44,8 @@ fn policy(mode: PolicyMode) -> Policy {
 /// Owns all data that the facts borrow.
 struct World {
     headers: HeaderMap,
-    judged: Judgement,
-    refused: Judgement,
+    judged: Understood,
+    refused: Understood,
     engine: Engine,
     terms: Terms,
     policies: [PolicySet; 3],
@@ -53,7 +53,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let judge = |body: &str| judge(Route::Completions, body.as_bytes());
+        let judge = |body: &str| understand(Route::Completions, body.as_bytes());
         let other = Match { backends: Some(vec![]), ..Match::default() };
         Self {
             headers: HeaderMap::new(),
@@ -300,7 +300,7 @@ fn no_speculation_on_a_server_that_speculates_itself_or_where_nothing_pays() {
 fn the_format_of_answers_comes_before_the_comparison_and_the_length_of_the_prompt() {
     use foretell_core::session::Permission::{Plain, Shadow, Speculate};
     let world = World::new();
-    let judged = judge(Route::Completions, br#"{"model":"m","prompt":[1,2,3],"max_tokens":5}"#);
+    let judged = understand(Route::Completions, br#"{"model":"m","prompt":[1,2,3],"max_tokens":5}"#);
     let of = |by_format, is_slower, context_max| {
         let terms = Terms { context_max, ..world.terms.clone() };
         let server = Server { by_format, terms: &terms, ..world.known() };

@@ -41,7 +41,7 @@ use foretell_net::http::service::{App, Peer};
 use foretell_observe::Record;
 use foretell_observe::metrics::Stage;
 use foretell_policy::{self as policy, Admission, Admitted, Fact, Head, Outcome, Subjects, Wish};
-use foretell_wire::openai::{self, Control, Judgement, Route};
+use foretell_wire::openai::{self, Control, Route};
 use foretell_wire::translation::Untranslated;
 
 /// Maximum length of a client's `x-request-id` that is adopted, bytes.
@@ -109,8 +109,18 @@ fn tenant_failure(doubt: Doubt) -> Failure {
 /// The decision about a completion.
 enum Received {
     Serve { eligible: Eligible, body: Bytes },
-    Passthrough { why: policy::Passthrough, model: Option<String>, to: Option<Arc<Replica>>, body: Payload },
+    Passthrough { why: policy::Passthrough, known: Known, body: Payload },
     Fail(Failure),
+}
+
+/// Facts about a request that is passed through.
+#[derive(Default)]
+struct Known {
+    model: Option<String>,
+    /// The replica that was picked for it.
+    to: Option<Arc<Replica>>,
+    /// `None` if its body was not read, or is no request.
+    request: Option<Box<openai::Request>>,
 }
 
 /// A request that may be served by a session, with its replica and its session permit.
@@ -282,6 +292,7 @@ impl Proxy {
         if let Some(model) = model {
             inbound.record.model(model);
         }
+        self.join_plain(&mut inbound, &replica, PassthroughReason::Route);
         self.passthrough(inbound, body, replica).await
     }
 
@@ -332,7 +343,7 @@ impl Proxy {
         let api = inbound.record.api(route);
         let mut head = facts::of_head((route, api, headers), tenant.as_deref(), wish, &self.shared);
         head.speculates_anywhere &= self.serving.is_some();
-        let (why, model, to, body) = match self.admit(head, body).await {
+        let (why, known, body) = match self.admit(head, body).await {
             Received::Serve { mut eligible, body } => {
                 // Of a chat's events only the prompt's tokens are read by a translation.
                 eligible.request.reads_reasoning_usage = !inbound.record.is_translation();
@@ -354,26 +365,19 @@ impl Proxy {
                 inbound.record.passthrough(route, reason, None);
                 return fail(inbound.record, &failure);
             }
-            Received::Passthrough { why, model, to, body } => (why, model, to, body),
+            Received::Passthrough { why, known, body } => (why, known, body),
         };
         inbound.record.passthrough(route, why.reason, why.parameter);
+        let Known { model, to, request } = known;
         let Some(replica) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
             return fail(inbound.record, &Failure::NoBackend);
         };
         if let Some(model) = model {
             inbound.record.model(model);
         }
-        if let (true, Payload::Buffered(bytes)) = (self.shared.joins.are_expected(), &body)
-            && bytes.len() <= self.limits.speculate_body
-            && let Some((request, _)) = openai::understand(route, bytes)
-        {
-            self.join(&mut inbound, &request, &replica, tenant.as_deref(), wish);
-        } else if self.shared.joins.are_expected() {
-            // A body that is not read has no policy: its rows get no drafts.
-            let id = inbound.record.so_far().id.clone();
-            let plain = Some(why.reason.into());
-            let terms = Terms { replica: replica.label().to_owned(), plain, ..Terms::unknown() };
-            inbound.record.joins(self.shared.joins.register(&id, terms));
+        match request {
+            Some(request) => self.join(&mut inbound, &request, &replica, tenant.as_deref(), wish),
+            None => self.join_plain(&mut inbound, &replica, why.reason),
         }
         self.passthrough(inbound, body, replica).await
     }
@@ -387,7 +391,7 @@ impl Proxy {
         let fleet = &self.shared.fleet;
         if let (Some(why), false) = (&early, fleet.needs_model()) {
             let (why, body) = (why.clone(), Payload::streamed(body));
-            return Received::Passthrough { why, model: None, to: None, body };
+            return Received::Passthrough { why, known: Known::default(), body };
         }
         let readable = self.readable(headers, fleet.needs_model());
         let bytes = match route::read(body, readable, &self.shared.memory).await {
@@ -404,26 +408,28 @@ impl Proxy {
                     }
                     Stopped::Memory => early.unwrap_or(PassthroughReason::Memory.into()),
                 };
-                return Received::Passthrough { why, model: None, to: None, body: Payload::Stream(body) };
+                return Received::Passthrough { why, known: Known::default(), body: Payload::Stream(body) };
             }
             Read::Complete(bytes) => bytes,
         };
         if let Some(limit) = self.limits.passthrough_body.filter(|limit| bytes.len() as u64 > *limit) {
             return Received::Fail(Failure::BodyTooLarge { limit });
         }
-        let (why, to) = match early {
-            Some(why) => (why, None),
+        let (why, known) = match early {
+            Some(why) => (why, Known::default()),
             None if bytes.len() > self.limits.speculate_body => {
                 admission.locate(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
-                (passthrough(admission.ended()).unwrap_or(PassthroughReason::Body.into()), None)
+                (passthrough(admission.ended()).unwrap_or(PassthroughReason::Body.into()), Known::default())
             }
             None => match self.judged(admission, route, &bytes) {
                 Ok(eligible) => return Received::Serve { eligible, body: bytes },
                 Err(passthrough) => passthrough,
             },
         };
-        let model = route::model_of(&bytes);
-        Received::Passthrough { why, model, to, body: Payload::Buffered(bytes) }
+        let named = known.request.as_ref().map(|request| request.model.clone());
+        let model = named.filter(|model| !model.is_empty()).or_else(|| route::model_of(&bytes));
+        let known = Known { model, ..known };
+        Received::Passthrough { why, known, body: Payload::Buffered(bytes) }
     }
 
     /// Bytes of a body that are read before it is passed on. Where the model `selects` the backend,
@@ -446,23 +452,26 @@ impl Proxy {
         admission: Admission<'_>,
         route: Route,
         body: &Bytes,
-    ) -> Result<Eligible, (policy::Passthrough, Option<Arc<Replica>>)> {
+    ) -> Result<Eligible, (policy::Passthrough, Known)> {
         let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
-            return Err((PassthroughReason::Memory.into(), None));
+            return Err((PassthroughReason::Memory.into(), Known::default()));
         };
         let begun = Instant::now();
-        let judged = openai::judge(route, body);
+        let understood = openai::understand(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
-        let to = match &judged {
-            Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
-            Judgement::Passthrough { .. } => None,
+        let judged = policy::Body::from(&understood);
+        let to = match judged {
+            policy::Body::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
+            policy::Body::Refused { .. } | policy::Body::TooLarge => None,
         };
-        match (self.reserved(admission, &judged, to.as_deref()), judged, to) {
-            (Ok((mode, permit)), Judgement::Eligible(request), Some(to)) => {
+        let reserved = self.reserved(admission, judged, to.as_deref());
+        match (reserved, understood.map(|(request, _)| Box::new(request)), to) {
+            (Ok((mode, permit)), Some(request), Some(to)) => {
                 Ok(Eligible { request, to, mode, permit, memory, received: begun })
             }
-            (ended, _, to) => {
-                Err((passthrough(ended.err().flatten()).unwrap_or(PassthroughReason::Fault.into()), to))
+            (ended, request, to) => {
+                let why = passthrough(ended.err().flatten()).unwrap_or(PassthroughReason::Fault.into());
+                Err((why, Known { model: None, to, request }))
             }
         }
     }
@@ -472,10 +481,9 @@ impl Proxy {
     fn reserved<'a>(
         &self,
         mut admission: Admission<'a>,
-        judged: &'a Judgement,
+        body: policy::Body<'a>,
         to: Option<&'a Replica>,
     ) -> Result<(Mode, OwnedSemaphorePermit), Option<Outcome>> {
-        let body = policy::Body::from(judged);
         let backend = to.map(|replica| facts::backend(replica, &self.shared));
         admission.locate(Fact::Known(body), Fact::Known(backend));
         if !admission.is_open() {
@@ -549,6 +557,15 @@ impl Proxy {
         if joins.is_injected(replica.label()) {
             inbound.record.decided_by(policy);
             inbound.record.injected(plain);
+        }
+    }
+
+    /// Ties a request that has no policy to the rows of its engine, which get no drafts.
+    fn join_plain(&self, inbound: &mut Inbound, replica: &Replica, why: PassthroughReason) {
+        let joins = &self.shared.joins;
+        if joins.are_expected() {
+            let terms = Terms::plain(replica.label(), why);
+            inbound.record.joins(joins.register(&inbound.record.so_far().id, terms));
         }
     }
 

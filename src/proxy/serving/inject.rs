@@ -12,7 +12,7 @@ use crate::learning::corpus::CorpusAccess;
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{LookupSpec, Shared, Spelling};
 use foretell_core::units::TokenId;
-use foretell_drafts::joins::{Closed, Terms};
+use foretell_drafts::joins::{Closed, LazyShared, Terms};
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::identity::{Identity, ServerKnowledge};
 use foretell_policy::{Fact, Injection, LiveGates, Policy, inject};
@@ -34,15 +34,16 @@ impl SessionRunner {
         let injection = inject(admitted, temperature, &rulebook.policies(), &group);
         let name = injection.policy.as_ref().map(|policy| policy.label());
         let lookups = if *may_use_corpus { &*injection.lookups } else { &[] };
-        let (shared, corpus) = match identity {
+        let (shared, corpus): (LazyShared, _) = match identity {
             Some(identity) => {
                 let model = format!("{}/{}", replica.backend(), identity.engine_start.model);
                 let key = Key { model, vocabulary: identity.engine_start.vocabulary.clone(), tenant: None };
                 let scopes = lookups.iter().filter_map(LookupSpec::corpus_scope);
                 let corpus = CorpusAccess::new(&self.setup.corpus, &key, admitted.head.tenant, scopes);
-                (shared(admitted.request, identity, &injection, corpus.shared()), Some(corpus))
+                let shared = shared(admitted.request, identity, &injection, corpus.shared());
+                (LazyShared::new(Box::new(shared)), Some(corpus))
             }
-            None => (Shared::default(), None),
+            None => (LazyShared::new(Box::new(Shared::default)), None),
         };
         let learn = move |prompt: &[TokenId], output: &[TokenId]| {
             if let Some(corpus) = &corpus {
@@ -61,7 +62,7 @@ impl SessionRunner {
             closed: closed(injection.gates, replica),
             lookups: injection.lookups,
             shared,
-            most: injection.most,
+            max_draft: injection.max_draft,
             forced: injection.forced,
             learn: Box::new(learn),
             ended: Box::new(ended),
@@ -81,15 +82,18 @@ fn temperature(request: &Request, identity: Option<&Identity>) -> Fact<f64> {
     }
 }
 
-/// Data that lookups read besides the row: the corpus, the client's prediction and schema, and the
-/// tokens' spelling.
-fn shared(request: &Request, identity: &Identity, injection: &Injection, corpus: Shared) -> Shared {
+/// Makes the data that lookups read besides the row: the corpus, the client's prediction and
+/// schema, and the tokens' spelling. Encoding a prediction may take long.
+fn shared(
+    request: &Request,
+    identity: &Identity,
+    injection: &Injection,
+    corpus: Shared,
+) -> impl FnOnce() -> Shared + use<> {
     let reads = |of: fn(&LookupSpec) -> bool| injection.plain.is_none() && injection.lookups.iter().any(of);
     let predicted = if reads(LookupSpec::reads_prediction) { request.prediction.as_deref() } else { None };
-    let encode = |text: &str| {
-        let text = text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default();
-        identity.tokenizer.encode(text, false).unwrap_or_default().into()
-    };
+    let predicted = predicted.and_then(|text| text.get(..text.floor_char_boundary(MAX_PREDICTED)));
+    let predicted = predicted.map(ToOwned::to_owned);
     let schema = if reads(LookupSpec::reads_schema) {
         identity
             .engine
@@ -101,10 +105,10 @@ fn shared(request: &Request, identity: &Identity, injection: &Injection, corpus:
     } else {
         None
     };
-    let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
-    Shared {
-        prediction: predicted.map(encode).unwrap_or_default(),
-        spelling: Some(spelling),
+    let tokenizer = Arc::clone(&identity.tokenizer);
+    move || Shared {
+        prediction: predicted.and_then(|text| tokenizer.encode(&text, false).ok()).unwrap_or_default().into(),
+        spelling: Some(tokenizer as Arc<dyn Spelling>),
         schema,
         ..corpus
     }

@@ -64,7 +64,11 @@ impl Passthrough {
         let small = body.size_hint().upper().is_some_and(|size| size <= SLICE as u64);
         let body = if small { body } else { Sliced::new(body).boxed_unsync() };
         let request = Request::from_parts(parts, body);
+        let first = Arc::clone(&self.replica);
         let sent = self.fleet.send(&mut self.replica, request, self.repeatable.take()).await;
+        if !Arc::ptr_eq(&first, &self.replica) {
+            record.moved();
+        }
         sent.map_err(|error| match self.limit {
             Some(limit) if error.is_limit() => Failure::BodyTooLarge { limit },
             _ => Failure::Send(error),

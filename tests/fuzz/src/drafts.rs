@@ -20,7 +20,7 @@ pub fn run(input: &[u8]) {
     }
     let hello = Hello {
         version: 1,
-        most: 16,
+        max_draft: 16,
         vocabulary: VOCABULARY,
         context: 1_000,
         rows: 16,

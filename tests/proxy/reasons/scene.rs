@@ -103,7 +103,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    async fn set(scene: &Scene) -> Self {
+    pub async fn set(scene: &Scene) -> Self {
         let engines = (scene.engines)().await;
         let replicas: Vec<String> =
             engines.addresses.iter().map(|address| format!("\"http://{address}\"")).collect();

@@ -28,7 +28,7 @@ pub enum Body {
 }
 
 impl Ask {
-    fn bytes(&self, stream: bool, id: &str) -> Vec<u8> {
+    pub fn bytes(&self, stream: bool, id: &str) -> Vec<u8> {
         let fields = format!("x-request-id: {id}\r\nte: trailers\r\n{}", self.fields);
         match &self.body {
             Body::Raw(raw) => post(self.path, &fields, raw.as_bytes()),

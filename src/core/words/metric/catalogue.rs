@@ -120,11 +120,16 @@ sections! {
     "Drafts inside the engine's steps (only with `drafts.listen`)" {
         gauge INJECT_ENGINES = "foretell_inject_engines" [] "Engines that are connected to the drafts service.";
         gauge INJECT_ROWS = "foretell_inject_rows" [] "Rows of their last steps.";
-        counter INJECT_STEPS = "foretell_inject_steps_total" [] "Steps of engines that were answered.";
-        counter INJECT_LATE = "foretell_inject_late_total" [] "Answers that came after the plug-in's deadline; the engine made a step without drafts instead.";
+        counter INJECT_STEPS = "foretell_inject_steps_total" ["result"]
+            "Steps of engines: `drafted`, `plain` without a draft, or `skipped` by the plug-in.";
+        counter INJECT_DRAFTED = "foretell_inject_draft_tokens_per_pos_total" ["position"]
+            "Draft tokens that engines verified inside their steps, by position in the draft.";
+        counter INJECT_ACCEPTED = "foretell_inject_accepted_tokens_per_pos_total" ["position"]
+            "Those that they accepted.";
+        counter INJECT_LATE = "foretell_inject_late_total" [] "Answers after the plug-in's deadline; the step went without drafts.";
         counter INJECT_WAITED = "foretell_inject_waited_seconds_total" [] "Time that engines waited for drafts.";
-        counter INJECT_SAVED = "foretell_inject_saved_seconds_total" [] "Time that drafts saved against steps without drafts, of steps that saved time only.";
-        counter INJECT_WASTED = "foretell_inject_wasted_seconds_total" [] "Time that drafts lost against steps without drafts, of steps that lost time only, with the time that engines waited.";
+        counter INJECT_SAVED = "foretell_inject_saved_seconds_total" [] "Time that drafts saved, of steps that saved time.";
+        counter INJECT_WASTED = "foretell_inject_wasted_seconds_total" [] "Time that drafts lost, of steps that lost time, and waits for answers.";
     }
     "Why a request was not speculated on" {
         gauge GATE_OPEN = "foretell_gate_open" ["policy", "replica", "gate"] "1 where the gate allows speculation, 0 where it is closed.";
