@@ -55,7 +55,7 @@ fn union(drafts: &[Tree]) -> Tree {
             placed.push(all.push(Node { parent, ..node.clone() }));
         }
     }
-    if drafts.len() > 1 {
+    if drafts.iter().filter(|draft| !draft.is_empty()).count() > 1 {
         all.note_agreement();
     }
     all

@@ -187,14 +187,15 @@ impl Tree {
     /// without its parent follows the context.
     pub(super) fn picked(self, order: impl ExactSizeIterator<Item = usize>) -> Self {
         let mut moved: Vec<Option<usize>> = vec![None; self.nodes.len()];
+        let mut nodes: Vec<Option<Node>> = self.nodes.into_iter().map(Some).collect();
         let mut picked = Self::with_capacity(order.len());
         for index in order {
-            let (Some(node), Some(position)) = (self.nodes.get(index), moved.get_mut(index)) else {
-                continue;
-            };
-            *position = Some(picked.nodes.len());
+            let Some(node) = nodes.get_mut(index).and_then(Option::take) else { continue };
             let parent = node.parent.and_then(|parent| moved.get(parent).copied().flatten());
-            picked.nodes.push(Node { parent, ..node.clone() });
+            if let Some(position) = moved.get_mut(index) {
+                *position = Some(picked.nodes.len());
+            }
+            picked.nodes.push(Node { parent, ..node });
         }
         picked
     }
@@ -263,7 +264,9 @@ impl Tree {
     /// Index of the child of `parent` (`None`: of the context) that carries `token`; `None` if
     /// there is none.
     pub fn child(&self, parent: Option<usize>, token: TokenId) -> Option<usize> {
-        self.nodes.iter().position(|node| node.parent == parent && node.token == token)
+        let from = after(parent);
+        let later = self.nodes.get(from..).unwrap_or_default();
+        later.iter().position(|node| node.parent == parent && node.token == token).map(|at| from + at)
     }
 
     /// Length of the longest branch, nodes.
@@ -278,7 +281,8 @@ impl Tree {
     /// Indices of the children of `parent` (`None`: of the context) in the order in which they were
     /// added.
     pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
-        self.nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)
+        let later = self.nodes.iter().enumerate().skip(after(parent));
+        later.filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)
     }
 
     /// Sets [`Node::company`] of every node.
@@ -317,6 +321,11 @@ impl Tree {
         let follows = |(index, node): &(usize, &Node)| node.parent == index.checked_sub(1);
         self.nodes.iter().enumerate().take_while(follows).count()
     }
+}
+
+/// First index that a child of `parent` may have.
+fn after(parent: Option<usize>) -> usize {
+    parent.map_or(0, |parent| parent + 1)
 }
 
 #[cfg(test)]

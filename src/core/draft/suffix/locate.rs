@@ -88,8 +88,13 @@ fn touch(text: &[TokenId], order: &[u32], index: usize) {
 fn ranked(text: &[TokenId], range: Range<usize>, context: &[TokenId]) -> Vec<u32> {
     let shared = |position: usize| order::shared(order::before(text, position), context);
     let has_next = |position: &usize| text.get(*position).is_some_and(|&next| next != order::SEPARATOR);
-    let met = range.filter(has_next).map(|position| (shared(position), position as u32));
-    let mut met: Vec<(usize, u32)> = met.filter(|&(len, _)| len > 0).collect();
+    // Most positions end here: their last token is another one.
+    let Some(last) = context.last() else { return Vec::new() };
+    let from = range.start.max(1);
+    let tokens = text.get(from - 1..range.end.max(from) - 1).unwrap_or_default();
+    let ends_alike = tokens.iter().enumerate().filter(|&(_, token)| token == last).map(|(at, _)| from + at);
+    let met = ends_alike.filter(has_next).map(|position| (shared(position), position as u32));
+    let mut met: Vec<(usize, u32)> = met.collect();
     met.sort_by_key(|&(len, _)| std::cmp::Reverse(len));
     met.into_iter().map(|(_, position)| position).collect()
 }
