@@ -1,11 +1,10 @@
-//! Control of speculation, one idea a file: what a step costs ([`cost`]), what a draft token brings
-//! ([`acceptance`]), how many tokens of which rows are drafted ([`choose`]), and how much may be
-//! lost while that is learnt ([`budget`]).
+//! Control of speculation that knows no drafters and no policies, one idea a file: lines through
+//! what was measured ([`line`]), what a step costs ([`cost`]), how many tokens of which rows are
+//! drafted ([`choose`]), and how much may be lost while costs are learnt ([`regret_budget`]).
 //!
-//! PURE: no clock, no I/O, no names of drafters or policies. Times are seconds.
+//! PURE: no clock, no I/O. Times are seconds.
 
-pub mod acceptance;
-pub mod budget;
 pub mod choose;
 pub mod cost;
 pub mod line;
+pub mod regret_budget;

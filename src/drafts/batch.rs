@@ -7,10 +7,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use foretell_control::acceptance::Acceptance;
-use foretell_control::budget::Budget;
 use foretell_control::choose::{Candidate, allocate};
 use foretell_control::cost::StepCosts;
+use foretell_core::control::{RegretBudget, Survival};
 use foretell_core::draft::Merged;
 use foretell_core::units::TokenId;
 use foretell_net::http::memory::{Memory, Reservation};
@@ -53,8 +52,10 @@ pub struct Batch {
     rows: HashMap<u32, Row>,
     tokens: usize,
     costs: StepCosts,
-    acceptance: Acceptance,
-    budget: Budget,
+    survival: Survival,
+    budget: RegretBudget,
+    /// The budget is used up, and not half refilled yet.
+    is_spent: bool,
     /// Steps since a draft was sent.
     quiet: u32,
     totals: Totals,
@@ -93,8 +94,9 @@ impl Batch {
             rows: HashMap::new(),
             tokens: 0,
             costs: StepCosts::default(),
-            acceptance: Acceptance::default(),
-            budget: Budget::default(),
+            survival: Survival::default(),
+            budget: RegretBudget::default(),
+            is_spent: false,
             quiet: 0,
             totals: Totals::default(),
         }
@@ -207,10 +209,14 @@ impl Batch {
         let waited = f64::from(step.waited) * 1e-6;
         let emitted: usize = step.rows.iter().map(|row| usize::from(row.sampled)).sum();
         let won = if drafted > 0 { cost.plain * emitted as f64 / rows as f64 - seconds } else { 0.0 };
-        self.budget.book(won - waited, cost.plain);
+        let capacity = RegretBudget::capacity(cost.plain, 0.0);
+        // One step counts as the budget at most: a hiccup is not the draft's fault.
+        self.budget.book((won - waited).max(-capacity), capacity);
         if drafted == 0 {
-            self.budget.passed(cost.plain * (f64::from(step.skipped) + 1.0));
+            self.budget.passed(cost.plain * (f64::from(step.skipped) + 1.0), capacity);
         }
+        self.is_spent =
+            if self.is_spent { !self.budget.may_begin(capacity) } else { !self.budget.may_go_on(capacity) };
         self.totals.saved += won.max(0.0);
         self.totals.wasted += (-won).max(0.0) + waited;
     }
@@ -225,7 +231,7 @@ impl Batch {
         }
         self.tokens += of_row.tokens.len();
         row.joined.emitted(of_row.tokens.len() as u64);
-        if let Some(round) = row.stepped(of_row, load, &mut self.acceptance) {
+        if let Some(round) = row.stepped(of_row, load, &mut self.survival) {
             self.totals.drafted.count(round.drafted);
             self.totals.accepted.count(round.accepted);
             row.joined.note(round);
@@ -244,7 +250,7 @@ impl Batch {
             if room == 0 || !terms.drafts() || (terms.closed)().is_some() {
                 continue;
             }
-            let mut draft = row.draft(room, &self.acceptance);
+            let mut draft = row.draft(room, &self.survival);
             let foreign = draft.tree.nodes().iter().position(|node| node.token >= vocabulary);
             draft.survival.truncate(foreign.unwrap_or(usize::MAX));
             eligible.push(Eligible { row: of_row.row, room, forced, draft });
@@ -268,7 +274,7 @@ impl Batch {
                 |candidate: &Candidate<'_>| candidate.forced.unwrap_or(0).min(candidate.survival.len());
             return candidates.iter().map(forced).collect();
         };
-        if !self.budget.is_open() && !is_forced {
+        if self.is_spent && !is_forced {
             return vec![0; eligible.len()];
         }
         let choice = allocate(rows, &candidates, &cost, MIN_GAIN);
@@ -285,7 +291,7 @@ impl Batch {
             return PAUSE_WITHOUT_ROWS;
         }
         let forced = eligible.iter().any(|row| row.forced.is_some());
-        if self.budget.is_open() || forced { 0 } else { PAUSE_WITHOUT_BUDGET }
+        if self.is_spent && !forced { PAUSE_WITHOUT_BUDGET } else { 0 }
     }
 }
 

@@ -3,9 +3,8 @@
 //! What is learnt does not depend on how much of a draft was sent: a token that comes next although
 //! it was never verified says as much about its drafter as one that was accepted.
 
-use foretell_control::acceptance::{Acceptance, Evidence, RowFactor};
-use foretell_core::control::TemperatureBucket;
-use foretell_core::draft::{Agreement, BUCKETS, Merged, Source, Tree, Vote};
+use foretell_core::control::{Survival, TemperatureBucket, Tuning};
+use foretell_core::draft::{Merged, Source, Tree};
 use foretell_core::units::TokenId;
 
 /// A chain of draft tokens that is being followed.
@@ -17,16 +16,6 @@ pub(crate) struct Chain {
     followed: usize,
 }
 
-/// The evidence of a vote at a temperature where the other drafters agree so, and the drafter's
-/// prior.
-pub(crate) fn evidence(vote: Vote, company: Agreement, temperature: TemperatureBucket) -> (Evidence, f64) {
-    let source = vote.drafter.source;
-    let bucket = source.bucket(vote.features);
-    let class = source.index() * TemperatureBucket::COUNT + temperature.index();
-    let number = (class * BUCKETS + bucket) * Agreement::COUNT + company.index();
-    (Evidence(number as u16), source.prior().get(bucket).copied().unwrap_or(0.5))
-}
-
 impl Chain {
     /// Follows this draft; `None` if it is empty.
     pub(crate) fn of(merged: &Merged, temperature: TemperatureBucket) -> Option<Self> {
@@ -34,13 +23,12 @@ impl Chain {
     }
 
     /// Learns from the tokens that the row has emitted; false once nothing remains to be followed.
-    pub(crate) fn follow(&mut self, emitted: &[TokenId], all: &mut Acceptance, row: &mut RowFactor) -> bool {
+    pub(crate) fn follow(&mut self, emitted: &[TokenId], all: &mut Survival, row: &mut Tuning) -> bool {
         for token in emitted {
             let Some(node) = self.tree.nodes().get(self.followed) else { return false };
             let hit = node.token == *token;
             for vote in node.votes.by_source() {
-                let (evidence, prior) = evidence(vote, node.company, self.temperature);
-                all.note(row, evidence, self.followed, prior, hit);
+                all.learn(row, self.temperature, vote, node.company, self.followed, hit);
             }
             self.followed += 1;
             if !hit {

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use foretell_control::acceptance::{Acceptance, RowFactor};
-use foretell_core::control::TemperatureBucket;
+use foretell_core::control::{Survival, TemperatureBucket, Tuning};
 use foretell_core::draft::merge::merge;
 use foretell_core::draft::{Budget, DrafterId, Feedback, Lookup, Merged, Origin, Source, Tree};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Conditions, Shape};
 use foretell_net::http::memory::Reservation;
 
-use crate::chain::{Chain, drafter, evidence};
+use crate::chain::{Chain, drafter};
 use crate::frame::StepRow;
 use crate::joins::{Joined, Round};
 
@@ -63,7 +62,7 @@ pub(crate) struct Row {
     prompt: usize,
     /// `None` until its text has been indexed.
     lookups: Option<Lookups>,
-    factor: RowFactor,
+    tuning: Tuning,
     /// A draft that is being compared with what is emitted.
     chain: Option<Chain>,
     /// Drafter of the draft that was sent for the present step.
@@ -79,7 +78,7 @@ impl Row {
             text: Vec::new(),
             prompt,
             lookups: None,
-            factor: RowFactor::default(),
+            tuning: Tuning::default(),
             chain: None,
             sent: None,
             memory,
@@ -114,10 +113,10 @@ impl Row {
 
     /// Takes what a step emitted at this load, and learns from it; the round, if draft tokens were
     /// verified.
-    pub(crate) fn stepped(&mut self, step: &StepRow, load: f64, all: &mut Acceptance) -> Option<Round> {
+    pub(crate) fn stepped(&mut self, step: &StepRow, load: f64, all: &mut Survival) -> Option<Round> {
         self.text.extend_from_slice(&step.tokens);
-        let factor = &mut self.factor;
-        self.chain.take_if(|chain| !chain.follow(&step.tokens, all, factor));
+        let tuning = &mut self.tuning;
+        self.chain.take_if(|chain| !chain.follow(&step.tokens, all, tuning));
         let drafter = self.sent.take()?;
         let drafted = u32::from(step.scheduled);
         let accepted = u32::from(step.sampled.saturating_sub(1)).min(drafted);
@@ -127,15 +126,14 @@ impl Row {
 
     /// The likeliest chain of at most `room` tokens after its text, with survival probabilities;
     /// empty without a lookup that knows one.
-    pub(crate) fn draft(&mut self, room: usize, all: &Acceptance) -> Merged {
+    pub(crate) fn draft(&mut self, room: usize, all: &Survival) -> Merged {
         let Some(lookups) = &mut self.lookups else { return Merged::default() };
         lookups.read(&self.text, self.prompt);
         let budget = Budget { nodes: room, depth: room };
         let drafts: Vec<Tree> = lookups.drafters.iter().map(|drafter| drafter.draft(budget)).collect();
-        let (factor, temperature) = (&self.factor, TemperatureBucket::of(self.temperature));
+        let (tuning, temperature) = (&self.tuning, TemperatureBucket::of(self.temperature));
         let merged = merge(&drafts, budget, Shape::Chain, |vote, company, position| {
-            let (evidence, prior) = evidence(vote, company, temperature);
-            all.in_row(factor, evidence, position, prior)
+            tuning.adjust(vote.drafter, all.conditional(temperature, vote, company, position))
         });
         if self.chain.is_none() {
             self.chain = Chain::of(&merged, temperature);

@@ -110,7 +110,8 @@ impl Learnt {
         if permission.never().is_none() {
             return control;
         }
-        let observed = Arc::clone(self.observed.lock().get_or_insert_ref(&identity.engine_start, Arc::default));
+        let observed =
+            Arc::clone(self.observed.lock().get_or_insert_ref(&identity.engine_start, Arc::default));
         let observed = self.prepared(observed, identity, backend);
         // The measured costs of calls are valid for both.
         let costs = control.with(|learnt| learnt.costs.clone());

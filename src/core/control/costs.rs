@@ -30,9 +30,9 @@ use verify::{Verify, VerifyKey};
 use super::belief::Belief;
 use super::learnt_costs::{PlainCosts, VerifyCosts};
 use super::prior::Prior;
-use super::regret_budget::RegretBudget;
 use crate::units::Tick;
 use crate::words::VerifyMethod;
+use foretell_control::regret_budget::RegretBudget;
 
 /// Assumed time of a token of the model drafter before any was timed, in plain tokens.
 const DRAFT: f64 = 0.15;

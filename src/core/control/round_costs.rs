@@ -57,7 +57,19 @@ impl RoundCosts {
     #[cfg(test)]
     pub(super) fn of(token: f64, base: f64, node: f64, draft: f64) -> Self {
         let (basis, lost, shared, price) = (Basis::Measured, 0.0, 0.0, 0.0);
-        Self { token, base, node, draft, longer: draft, switch_in: token, switch_out: token, basis, lost, shared, price }
+        Self {
+            token,
+            base,
+            node,
+            draft,
+            longer: draft,
+            switch_in: token,
+            switch_out: token,
+            basis,
+            lost,
+            shared,
+            price,
+        }
     }
 
     /// Cost of a round with `nodes` draft tokens: the request itself, and the time that requests of

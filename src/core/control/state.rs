@@ -12,12 +12,12 @@ use super::budget::Budget;
 use super::costs::Costs;
 use super::drift::DriftPrices;
 use super::gates::Signal;
-use super::regret_budget::RegretBudget;
 use super::rounds::{Round, Rounds, Sums};
 use super::shared::Sum;
 use super::survival::{Survival, TemperatureBucket};
 use crate::draft::DrafterId;
 use crate::units::Tick;
+use foretell_control::regret_budget::RegretBudget;
 
 /// The measurements of one replica.
 #[derive(Debug, Default)]

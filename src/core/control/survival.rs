@@ -166,6 +166,21 @@ impl Survival {
         }
     }
 
+    /// As [`Self::observe`], and learns in which way this request differs from the others.
+    pub fn learn(
+        &mut self,
+        tuning: &mut Tuning,
+        temperature_bucket: TemperatureBucket,
+        vote: Vote,
+        company: Agreement,
+        position: usize,
+        accepted: bool,
+    ) {
+        let expected = self.conditional(temperature_bucket, vote, company, position);
+        self.observe(temperature_bucket, vote, company, position, accepted);
+        tuning.observe(vote.drafter, expected, accepted);
+    }
+
     /// Probability, 0 to 1, that a token with this vote is accepted at `position` (from 0), given
     /// that its ancestors are.
     pub fn conditional(

@@ -562,9 +562,7 @@ fn score(
         for node in draft.nodes().iter().filter(|node| node.parent == position) {
             let (accepted, company) = (node.token == token, node.company);
             for vote in node.votes.by_source() {
-                let expected = learnt.survival.conditional(bucket, vote, company, depth);
-                learnt.survival.observe(bucket, vote, company, depth, accepted);
-                tuning.observe(vote.drafter, expected, accepted);
+                learnt.survival.learn(tuning, bucket, vote, company, depth, accepted);
             }
         }
     });

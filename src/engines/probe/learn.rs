@@ -1,9 +1,9 @@
 //! Measurements and conclusions of a probe from the answers.
 
+use super::prospect::{Measured, Timed};
 use super::script::Task;
 use super::{Cache, Findings, SEEDED};
 use crate::{Engine, Noise};
-use super::prospect::{Measured, Timed};
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
 

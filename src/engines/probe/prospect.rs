@@ -121,9 +121,7 @@ impl Measured {
     /// drafting costs nothing.
     pub fn prospects(&self) -> Vec<Prospect> {
         let at = |(method, context): (VerifyMethod, usize)| {
-            ACCEPTANCES
-                .into_iter()
-                .filter_map(move |acceptance| self.best(method, context, acceptance))
+            ACCEPTANCES.into_iter().filter_map(move |acceptance| self.best(method, context, acceptance))
         };
         self.positions().into_iter().flat_map(at).collect()
     }

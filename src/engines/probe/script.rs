@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 
-use crate::{Engine, Noise};
 use super::prospect::MAX_GAMMA;
+use crate::{Engine, Noise};
 use foretell_core::words::VerifyMethod;
 
 /// Numbers of draft nodes that are timed.

@@ -14,10 +14,10 @@ use super::progress;
 use foretell_config::process::Dialect as Named;
 use foretell_config::process::{Probe, VerifyLimits};
 
-use foretell_engines::probe::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{PassthroughReason, VerifyMethod};
 use foretell_engines::Confirmation;
 use foretell_engines::Engine;
+use foretell_engines::probe::prospect::{ACCEPTANCES, Measured};
 use foretell_engines::probe::{Cache, Findings};
 use foretell_net::fleet::Replica;
 use foretell_net::fleet::identity::{self, ModelConfig, Recognised, Renderer, Unknown};

@@ -109,6 +109,11 @@ impl Drawn {
         let gate = ControlGate { limit: self.policy.gates.control, reprobe: self.policy.gates.reprobe };
         let now = self.all.clock.now();
         let key = (self.policy.name.clone(), self.backend.clone());
-        self.all.groups.lock().0.get_or_insert_mut(key, Groups::default).note(self.group.in_control, seconds, gate, now);
+        self.all.groups.lock().0.get_or_insert_mut(key, Groups::default).note(
+            self.group.in_control,
+            seconds,
+            gate,
+            now,
+        );
     }
 }

@@ -118,8 +118,7 @@ fn contexts_of_another_size_have_costs_of_their_own_and_begin_with_the_nearest()
 fn a_probe_s_result_holds_until_something_is_measured() {
     let round = |(context, nodes, seconds)| Probed { method: VerifyMethod::Score, context, nodes, seconds };
     let rounds = [(40, 0, 0.010), (40, 4, 0.014), (1_000, 0, 0.030), (1_000, 4, 0.042)].map(round);
-    let prior =
-        Prior { verify: rounds.into(), switch_in: Some(0.03), token: Some(0.01), ..Prior::default() };
+    let prior = Prior { verify: rounds.into(), switch_in: Some(0.03), token: Some(0.01), ..Prior::default() };
     let mut costs = plain_at(0.010);
     costs.take_prior(&Arc::new(prior));
     let at = |costs: &Costs, context| costs.verify(Way::by(VerifyMethod::Score, context), 4, ALONE);
