@@ -584,16 +584,22 @@ mod tests {
         };
         assert!(within(20) && !within(60));
 
-        first.calls(4);
+        // A thousand tokens of prompts take 0.2 s.
+        for prompt in [100, 1_000, 2_000].repeat(100) {
+            Presence::new(std::sync::Arc::clone(&control)).first_token(prompt, 0.05 + 2e-4 * prompt as f64);
+        }
         let _second = Presence::new(std::sync::Arc::clone(&control));
+        first.calls(4);
+        let mut third = Presence::reading(std::sync::Arc::clone(&control));
+        third.has_come(Some(now.after(Duration::from_millis(900))));
         let left = || control.with(|learnt| learnt.regret_remaining());
-        let (before, third) = (left(), Presence::reading(std::sync::Arc::clone(&control)));
-        control.with(|learnt| learnt.note_plain(0.25, 1, now));
-        assert!((left() - before).abs() < 0.7, "{} {before}", left());
-        drop(third);
-        let later = now.after(Duration::from_secs(1));
-        control.with(|learnt| learnt.note_plain(0.25, 1, later));
-        assert!(left() < before - 2.0, "{} {before}", left());
+        let lost = |millis| {
+            let before = left();
+            control.with(|learnt| learnt.note_plain(0.25, 1, now.after(Duration::from_millis(millis))));
+            before - left()
+        };
+        assert!(lost(1_000) < 1.0, "a prompt was read within it");
+        assert!(lost(2_000) > 1.5, "none was");
     }
 
     #[test]

@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::round_costs::RoundCosts;
-use super::shared::{MAX, rounded};
+use super::shared::MAX;
 
 /// Sums over rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl From<[f64; 7]> for Sums {
 impl From<Sums> for [f64; 7] {
     fn from(sums: Sums) -> Self {
         let Sums { drafted, nodes, modelled, tokens, empty, in_vain, gaps } = sums;
-        [drafted, nodes, modelled, tokens, empty, in_vain, gaps].map(rounded)
+        [drafted, nodes, modelled, tokens, empty, in_vain, gaps]
     }
 }
 

@@ -32,7 +32,7 @@ impl Serialize for Sum {
     }
 }
 
-pub(super) fn rounded(figure: f64) -> f64 {
+fn rounded(figure: f64) -> f64 {
     format!("{figure:.4e}").parse().unwrap_or(0.0)
 }
 

@@ -186,7 +186,7 @@ fn what_is_not_a_measurement_is_left_out() {
     let (mut model, mut costs) = (SharedModel::default(), SharedCosts::default());
     for text in [
         r#"{"acceptance":{"prompt_lookup":{"0":[-5.0,9.0],"8":[9.0,1.0],"18446744073709551615":[1.0,2.0]}},"classes":[],"length":[1e300,1.0]}"#,
-        r#"{"acceptance":{"nobody":{"0":[1.0,2.0]},"model:x":{"3":[1e200,1e200]}},"classes":[[["suffix",99,1],{"gaps":-1.0,"tokens":{"400":[1.0,1.0]},"modelled":{}}]],"length":[0.0,0.0]}"#,
+        r#"{"acceptance":{"nobody":{"0":[1.0,2.0]},"model:x":{"3":[1e200,1e200]}},"classes":[[["suffix",99,1],[1.0,4.0,0.0,3.0,1e300,0.0,-1.0]]],"length":[0.0,0.0]}"#,
     ] {
         model.add(&hostile(text));
     }
