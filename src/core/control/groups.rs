@@ -30,6 +30,10 @@ const MAX: f64 = 1_000.0;
 const BLOCK: u32 = 1;
 /// Half-width of the interval of the logarithm below which the group may have its minimum size.
 const NARROW: f64 = 0.05;
+/// Most of the speed that the control group may cost: a new user's first requests count, too.
+const COST: f64 = 0.03;
+/// Speedup that is assumed before any is measured or projected.
+const ASSUMED: f64 = 2.0;
 /// A gate that recloses at once waits longer every time, up to this multiple.
 const LONGEST: u32 = 32;
 /// Assumed minimum variance: no real requests are more alike.
@@ -136,8 +140,9 @@ pub struct ControlGate {
 }
 
 impl Groups {
-    /// Draws if the next request is in the control group, with a probability that begins at
-    /// `start` (0 to 1) and falls to `floor` as the interval narrows.
+    /// Draws if the next request is in the control group, with a probability of at most `start`
+    /// (0 to 1), and of less where the group goes without much speed. It falls to `floor` as the
+    /// interval narrows.
     pub fn draws_control_group(&self, start: f64, floor: f64, rng: &mut SplitMix64) -> bool {
         rng.unit() < self.share(start, floor)
     }
@@ -145,7 +150,14 @@ impl Groups {
     fn share(&self, start: f64, floor: f64) -> f64 {
         let width =
             self.half_width().map_or(1.0, |width| ((width - NARROW) / (4.0 * NARROW)).clamp(0.0, 1.0));
-        floor.max(start * width)
+        floor.max((start * width).min(COST / (self.expected_speedup() - 1.0).max(COST)))
+    }
+
+    /// The speedup that the control group goes without.
+    fn expected_speedup(&self) -> f64 {
+        let measured = (self.blocks.n > 0.0).then(|| (-self.blocks.mean).exp());
+        let projected = (self.projected.n > 0.0).then(|| self.projected.mean.exp());
+        measured.or(projected).unwrap_or(ASSUMED)
     }
 
     /// Notes a finished request: `seconds` per token after the first. Invalid times are ignored,
@@ -273,7 +285,22 @@ mod tests {
         let ratio = groups.ratio().expect("enough requests");
         assert!(ratio.low < 0.6 && 0.6 < ratio.high && ratio.high < 0.7, "{ratio:?}");
         assert!(groups.share(0.2, 0.01) < 0.03, "{}", groups.share(0.2, 0.01));
-        assert!((Groups::default().share(0.2, 0.01) - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_group_is_smaller_where_it_goes_without_more() {
+        let share = |gain: f64| {
+            let mut groups = Groups::default();
+            groups.note_projected(gain, Basis::Measured);
+            groups.share(0.2, 0.01)
+        };
+        assert!((Groups::default().share(0.2, 0.01) - 0.03).abs() < 1e-12, "nothing is known");
+        assert!((share(1.0) - 0.2).abs() < 1e-12 && (share(1.3) - 0.1).abs() < 1e-9);
+        assert!((share(2.5) - 0.02).abs() < 1e-9 && (share(9.0) - 0.01).abs() < 1e-12);
+        let mut slower = Groups::default();
+        slower.note_projected(3.0, Basis::Measured);
+        [true, false].map(|control| slower.note(control, if control { 0.02 } else { 0.03 }, GATE, Tick(0)));
+        assert!((slower.share(0.2, 0.01) - 0.2).abs() < 1e-12, "what is measured counts");
     }
 
     #[test]

@@ -133,12 +133,12 @@ impl Rounds {
     }
 
     pub fn push(&mut self, round: Round) {
-        let mut kept = Sums::default().plus(self.sums, self.keep.powf(round.weight));
+        let mut older = Sums::default().plus(self.sums, self.keep.powf(round.weight));
         if round.nodes == 0 && !self.in_gap {
-            kept.gaps += 1.0;
+            older.gaps += 1.0;
         }
         self.in_gap = round.nodes == 0;
-        self.sums = kept.plus(round.sums(), round.weight);
+        self.sums = older.plus(round.sums(), round.weight);
     }
 
     /// The sums, as they are shared.

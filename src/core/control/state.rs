@@ -35,7 +35,7 @@ pub struct ReplicaState {
 /// Reports older than this are ignored: they do not show the present concurrency.
 const STALE: Duration = Duration::from_secs(2);
 
-/// Prompts whose ends are kept.
+/// Prompts whose ends are stored.
 const READ: usize = 64;
 /// Assumed minimum concurrency of an engine that reports no limit of requests.
 const AT_ONCE: usize = 8;
