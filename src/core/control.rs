@@ -30,7 +30,7 @@ pub use chooser::{MARGIN, Outlook, Quote, best_cut};
 pub use costs::{Basis, Costs, Disturbance, Shared, SharedCosts, VerifyLine, Way};
 pub use drift::DriftPrices;
 pub use forecast::{Forecast, Prospective, forecast};
-pub use foretell_control::regret_budget::RegretBudget;
+pub use foretell_control::regret_budget::{self, RegretBudget};
 pub use learnt_costs::LearntCosts;
 pub use prior::{Prior, Probed};
 pub use round_costs::RoundCosts;

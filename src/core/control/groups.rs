@@ -299,7 +299,8 @@ mod tests {
         assert!((share(2.5) - 0.02).abs() < 1e-9 && (share(9.0) - 0.01).abs() < 1e-12);
         let mut slower = Groups::default();
         slower.note_projected(3.0, Basis::Measured);
-        [true, false].map(|control| slower.note(control, if control { 0.02 } else { 0.03 }, GATE, Tick(0)));
+        slower.note(true, 0.02, GATE, Tick(0));
+        slower.note(false, 0.03, GATE, Tick(0));
         assert!((slower.share(0.2, 0.01) - 0.2).abs() < 1e-12, "what is measured counts");
     }
 
