@@ -157,6 +157,7 @@ impl SessionRunner {
             max_gap: rules.max_gap.map_or(f64::MAX, |gap| gap.as_secs_f64()),
             first_token: rules.first_token,
             min_acceptance: rules.min_acceptance,
+            gamma_max: rules.gamma_max,
             forced: rules.gamma_fixed.is_some(),
         };
         let signal = replica.load().map(|load| load.signal());

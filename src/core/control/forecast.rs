@@ -6,7 +6,8 @@ use super::chooser::{is_faster, wins_switches};
 use super::costs::{Basis, Way};
 use super::gates::{self, Closed, GateInputs};
 use super::state::Class;
-use super::{Measurements, RoundCosts};
+use super::{Measurements, Quote, RoundCosts};
+use crate::draft::Source;
 use crate::words::PlainReason;
 
 /// Minimum rounds of a class for a projection.
@@ -25,6 +26,8 @@ pub struct Forecast {
     pub token: Option<f64>,
     /// Projected speedup; `None` before enough rounds of its kind, real or virtual.
     pub gain: Option<Gain>,
+    /// Why a draft of the best drafter has its length; `None` before there is a speedup.
+    pub length: Option<Length>,
     /// Every reason not to speculate from its first token on, with a sentence for the operator, in
     /// the order in which sessions check them.
     pub reasons: Vec<Closed>,
@@ -47,6 +50,22 @@ pub struct Gain {
     pub basis: Basis,
 }
 
+/// Draft lengths compared, by the mean acceptance of the drafter's tokens: a draft whose evidence
+/// is stronger than usual is longer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Length {
+    /// The name of the drafter.
+    pub drafter: &'static str,
+    /// The length that brings the most.
+    pub best: usize,
+    /// Tokens per second that a second is worth elsewhere.
+    pub rate: f64,
+    /// A token is drafted if its survival probability is above this.
+    pub min_survival: f64,
+    /// Some lengths: the survival probability of the last token, and the round.
+    pub lengths: Vec<(f64, Quote)>,
+}
+
 /// The properties of a request that a forecast depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Prospective<'a> {
@@ -63,6 +82,8 @@ pub struct Prospective<'a> {
     /// Share of accepted first draft tokens, 0 to 1, below which the acceptance gate is closed
     /// where no gain is predicted.
     pub min_acceptance: f64,
+    /// Longest draft, nodes.
+    pub gamma_max: usize,
     /// It is speculated on at every token, whatever the gain: only the lack of a drafter prevents
     /// that.
     pub forced: bool,
@@ -72,8 +93,13 @@ pub struct Prospective<'a> {
 pub fn forecast(learnt: &mut Measurements<'_>, request: &Prospective<'_>) -> Forecast {
     let classes = request.classes;
     let round_costs = |model| RoundCosts::new(learnt, request.way, model);
-    let gain = classes.iter().filter_map(|class| gain(learnt, *class, &round_costs(class.drafter().number)));
-    let gain = gain.max_by(|a, b| a.middle.total_cmp(&b.middle));
+    let known = classes.iter().filter_map(|class| {
+        let costs = round_costs(class.drafter().number);
+        Some((gain(learnt, *class, &costs)?, *class, costs))
+    });
+    let best = known.max_by(|a, b| a.0.middle.total_cmp(&b.0.middle));
+    let gain = best.as_ref().map(|best| best.0);
+    let length = best.and_then(|(gain, class, costs)| length(learnt, class, gain, &costs, request.gamma_max));
     let round_costs = round_costs(0);
     Forecast {
         load: learnt.concurrency.load(),
@@ -81,7 +107,43 @@ pub fn forecast(learnt: &mut Measurements<'_>, request: &Prospective<'_>) -> For
         token: learnt.costs.plain_token(),
         reasons: if request.forced { forced(classes) } else { reasons(learnt, gain, request, &round_costs) },
         gain,
+        length,
     }
+}
+
+/// Lengths that are compared, besides the best.
+const LENGTHS: [usize; 5] = [1, 4, 8, 16, 32];
+
+fn length(
+    learnt: &Measurements<'_>,
+    class: Class,
+    gain: Gain,
+    costs: &RoundCosts,
+    gamma_max: usize,
+) -> Option<Length> {
+    let (drafter, modelled) = (class.drafter(), class.drafter().source == Source::Model);
+    let accepted = learnt.survival.accepted(class.bucket(), drafter);
+    let last = *accepted.last()?;
+    let each = accepted.into_iter().chain(std::iter::repeat(last));
+    let alive = each.scan(1.0, |alive, share| {
+        *alive *= share;
+        Some(*alive)
+    });
+    let survival: Vec<f64> = alive.take(gamma_max).collect();
+    let rate = (gain.middle / costs.token).max(1.0 / costs.token);
+    let best = costs.cut(&survival, rate, modelled).nodes;
+    let mut shown: Vec<usize> =
+        LENGTHS.into_iter().filter(|&nodes| nodes <= gamma_max).chain([best]).collect();
+    shown.sort_unstable();
+    shown.dedup();
+    let round = |nodes: usize| {
+        let tokens = 1.0 + survival.iter().take(nodes).sum::<f64>();
+        let quote = Quote { nodes, tokens, seconds: costs.spent(nodes, modelled) };
+        (nodes.checked_sub(1).and_then(|last| survival.get(last)).copied().unwrap_or(1.0), quote)
+    };
+    let min_survival = costs.min_survival(rate, modelled);
+    let lengths = shown.into_iter().map(round).collect();
+    Some(Length { drafter: drafter.source.name(), best, rate, min_survival, lengths })
 }
 
 fn gain(learnt: &Measurements<'_>, class: Class, round_costs: &RoundCosts) -> Option<Gain> {
@@ -161,7 +223,7 @@ fn yields(
 mod tests {
     use super::*;
     use crate::control::{Control, Round, Shared, TemperatureBucket};
-    use crate::draft::DrafterId;
+    use crate::draft::{Agreement, DrafterId, Features, Vote};
     use crate::units::Tick;
     use crate::words::VerifyMethod;
 
@@ -178,6 +240,7 @@ mod tests {
                 max_gap: 1.0,
                 first_token: 1.1,
                 min_acceptance: 0.2,
+                gamma_max: 8,
                 forced: false,
             };
             control.with(|learnt| {
@@ -196,7 +259,13 @@ mod tests {
                     learnt.costs.verified(Way::by(VerifyMethod::Tree, 40), nodes, Shared::default(), 0.12);
                 });
             }
-            (0..40).for_each(|_| learnt.classes.push(CLASS, Round::new(4, 0, 3)));
+            for round in 0..40 {
+                learnt.classes.push(CLASS, Round::new(4, 0, 3));
+                let vote = Vote::new(CLASS.drafter(), Features::default());
+                for position in 0..3 {
+                    learnt.survival.observe(CLASS.bucket(), vote, Agreement::Alone, position, round % 10 < 8);
+                }
+            }
         });
         let known = request(&[CLASS]);
         let gain = known.gain.expect("forty rounds");
@@ -206,6 +275,13 @@ mod tests {
             "{gain:?}"
         );
         assert!(gain.low > 1.7, "{gain:?}");
+        let length = known.length.expect("tokens were tried");
+        assert!((0.1..0.6).contains(&length.min_survival), "{length:?}");
+        let surplus = |quote: &Quote| quote.surplus(length.rate);
+        let best = length.lengths.iter().max_by(|a, b| surplus(&a.1).total_cmp(&surplus(&b.1)));
+        assert_eq!((length.drafter, best.map(|best| best.1.nodes)), ("model", Some(length.best)));
+        let four = length.lengths.iter().find(|(_, quote)| quote.nodes == 4).expect("it is shown");
+        assert!((four.0 - 0.8_f64.powi(4)).abs() < 0.02, "{length:?}");
         assert_eq!(request(&[]).reasons.len(), 1);
         // As in `SpeculationController::budget`: an empty round fits into the gap, one with a draft
         // does not.
@@ -228,6 +304,7 @@ mod tests {
                     max_gap,
                     first_token: 1.1,
                     min_acceptance: 0.2,
+                    gamma_max: 8,
                     forced: false,
                 };
                 forecast(learnt, &request).reasons.iter().any(|reason| reason.0 == PlainReason::MaxGap)

@@ -95,10 +95,24 @@ impl RoundCosts {
     /// tokens: of ours, which all wait for its nodes where they share a step, and which book their
     /// time. `modelled`: its tokens have to be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
-        let spent = |nodes: usize| self.drafted(nodes as f64, if modelled { nodes as f64 } else { 0.0 });
-        let more = self.shared + self.price / rate.max(1e-9);
-        let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * more);
-        Quote { seconds: spent(cut.nodes), ..cut }
+        let more = self.more(rate);
+        let cut = best_cut(survival, rate, |nodes| self.spent(nodes, modelled) + nodes as f64 * more);
+        Quote { seconds: self.spent(cut.nodes, modelled), ..cut }
+    }
+
+    /// Seconds beyond its time that a draft token is charged.
+    fn more(&self, rate: f64) -> f64 {
+        self.shared + self.price / rate.max(1e-9)
+    }
+
+    /// Seconds of a round with `nodes` nodes. `modelled`: as in [`Self::cut`].
+    pub fn spent(&self, nodes: usize, modelled: bool) -> f64 {
+        self.drafted(nodes as f64, if modelled { nodes as f64 } else { 0.0 })
+    }
+
+    /// Survival probability from which on a token is worth its time; see [`Self::cut`].
+    pub fn min_survival(&self, rate: f64, modelled: bool) -> f64 {
+        rate * (self.spent(2, modelled) - self.spent(1, modelled) + self.more(rate))
     }
 
     /// Cost of one more token of the model drafter, drafted and verified: the mean of those after

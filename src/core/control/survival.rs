@@ -228,6 +228,16 @@ impl Survival {
         (0..tokens).map(next).collect()
     }
 
+    /// Share of a drafter's tokens that were accepted where all before them were, whatever their
+    /// evidence, by position; as many as were tried.
+    pub fn accepted(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId) -> Vec<f64> {
+        let share = |position| {
+            let (accepted, tried) = self.tried(temperature_bucket, drafter, position);
+            (tried >= 1.0).then(|| accepted / tried)
+        };
+        (0..POSITIONS).map_while(share).collect()
+    }
+
     /// Decayed number of first tokens of this drafter seen at this temperature.
     pub fn evidence(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId) -> f64 {
         self.first_tokens(temperature_bucket, drafter).1
@@ -235,11 +245,21 @@ impl Survival {
 
     /// Accepted and tried first tokens of a drafter at a temperature, decayed.
     pub fn first_tokens(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId) -> (f64, f64) {
+        self.tried(temperature_bucket, drafter, 0)
+    }
+
+    /// Accepted and tried tokens of a drafter at a temperature and a position, decayed.
+    fn tried(
+        &self,
+        temperature_bucket: TemperatureBucket,
+        drafter: DrafterId,
+        position: usize,
+    ) -> (f64, f64) {
         // For a model, bucket 0 has all of them.
         let (buckets, companies) =
             if drafter.source == Source::Model { (0..1, 0..1) } else { (0..BUCKETS, 0..Agreement::COUNT) };
         let positions = buckets.flat_map(|bucket| {
-            let first = cell_index(temperature_bucket, drafter, bucket, 0);
+            let first = cell_index(temperature_bucket, drafter, bucket, position);
             companies.clone().map(move |company| first + company)
         });
         let cells = positions.map(|cell_index| self.at(cell_index));

@@ -202,8 +202,9 @@ impl Verify {
         token: f64,
         paces: Paces<'_>,
     ) {
-        let before = self.line(key, token, paces);
-        let line = self.lines.of(key, |_| before.begun(token, key));
+        let new = self.lines.get(key).is_none().then(|| self.line(key, token, paces).begun(token, key));
+        let guess = || VerifyLine::guess(token, key.method()).begun(token, key);
+        let line = self.lines.of(key, |_| new.unwrap_or_else(guess));
         let weight = if shared.reading { READING } else { 1.0 };
         let most =
             if line.weight() > SETTLED { OUTLIER * line.at(features(nodes, shared)) } else { f64::MAX };

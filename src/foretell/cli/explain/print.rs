@@ -3,7 +3,9 @@
 use std::io::{self, Write};
 
 use foretell_policy::Explanation;
-use foretell_policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
+use foretell_policy::explain::{
+    AcceptLine, DrafterLine, GateLine, LengthLine, Now, ParameterLine, PolicyLine,
+};
 
 /// Writes it line by line, the result first.
 pub(super) fn words(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
@@ -52,12 +54,35 @@ fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
         )
     });
     writeln!(out, "  {:<12} {gain}", "speed")?;
+    now.length.as_ref().map_or(Ok(()), |line| length(line, out))?;
     writeln!(out, "  {:<12} {:.1} plain tokens that speculation may lose", "regret", now.regret_budget)?;
     now.gates.iter().try_for_each(|line| gate(line, out))?;
     for why in &now.not_speculating {
         writeln!(out, "  {:<12} {}: {}", "plain", why.reason, why.words)?;
     }
     Ok(())
+}
+
+fn length(line: &LengthLine, out: &mut dyn Write) -> io::Result<()> {
+    let LengthLine { drafter, best, rate, min_survival, lengths } = line;
+    writeln!(
+        out,
+        "  {:<12} {best} tokens of `{drafter}` on average: a token is drafted if it survives with more than {min_survival:.2}; \
+         a second is worth {rate:.0} tokens",
+        "length"
+    )?;
+    lengths.iter().try_for_each(|row| {
+        writeln!(
+            out,
+            "  {:<12} {:>2}: the last survives with {:.2}; {:.2} tokens in {:.1} ms, surplus {:+.2}",
+            "",
+            row.draft,
+            row.survival,
+            row.tokens,
+            row.seconds * 1e3,
+            row.surplus
+        )
+    })
 }
 
 /// The consequence of an expected speed that is below that of plain decoding.
