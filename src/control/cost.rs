@@ -57,7 +57,7 @@ impl StepCosts {
             Some(mean) => begun(mean, mean[0].max(seconds)),
             None => begun([seconds * (1.0 - ROW), ROW * seconds, ANY * seconds, TOKEN * seconds], seconds),
         });
-        line.note(features(rows, drafted), seconds);
+        line.note(features(rows, drafted), seconds, 1.0);
     }
 
     /// Costs of a step with so many rows; `None` before any step was measured.

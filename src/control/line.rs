@@ -152,17 +152,18 @@ impl Line {
         }
     }
 
-    /// Notes that `value` was measured at these features. Values that are not finite are ignored,
-    /// and one that is far too large counts as three times what was expected.
-    pub fn note<const N: usize>(&mut self, features: [f64; N], value: f64) {
+    /// Notes that `value` was measured at these features, as `count` measurements. Values that are
+    /// not finite are ignored, and one that is far too large counts as three times what was
+    /// expected.
+    pub fn note<const N: usize>(&mut self, features: [f64; N], value: f64, count: f64) {
         if value.is_finite() {
             let settled = self.weight() > SETTLED;
             let most = if settled { OUTLIER * self.at(features).max(0.0) } else { f64::MAX };
-            self.weigh(features, value.min(most), 1.0);
+            self.weigh(features, value.min(most), count);
         }
     }
 
-    /// As [`Self::note`] with another weight, and whatever the value is.
+    /// As [`Self::note`], whatever the value is.
     pub fn weigh<const N: usize>(&mut self, features: [f64; N], value: f64, count: f64) {
         let features = padded(features);
         if !(value.is_finite() && count.is_finite() && count > 0.0) {
@@ -266,7 +267,7 @@ mod tests {
         let mut line = line();
         for n in 0..200 {
             let x = f64::from(n % 7);
-            line.note([1.0, x], 3.0 + 0.2 * x);
+            line.note([1.0, x], 3.0 + 0.2 * x, 1.0);
         }
         let [base, slope] = line.coefficients::<2>();
         assert!((base - 3.0).abs() < 0.02 && (slope - 0.2).abs() < 0.01, "{base} {slope}");
@@ -275,22 +276,22 @@ mod tests {
     #[test]
     fn one_hiccup_is_no_trend_and_a_change_is_followed() {
         let mut line = line();
-        (0..100).for_each(|_| line.note([1.0, 0.0], 1.0));
-        line.note([1.0, 0.0], 500.0);
+        (0..100).for_each(|_| line.note([1.0, 0.0], 1.0, 1.0));
+        line.note([1.0, 0.0], 500.0, 1.0);
         assert!(line.at([1.0, 0.0]) < 1.1);
-        (0..300).for_each(|_| line.note([1.0, 0.0], 2.0));
+        (0..300).for_each(|_| line.note([1.0, 0.0], 2.0, 1.0));
         assert!((line.at([1.0, 0.0]) - 2.0).abs() < 0.1);
-        line.note([1.0, 0.0], f64::NAN);
+        line.note([1.0, 0.0], f64::NAN, 1.0);
         assert!(line.at([1.0, 0.0]).is_finite());
     }
 
     #[test]
     fn measurements_of_others_fill_the_memory_that_local_ones_leave_free() {
         let (mut one, mut other) = (line(), line());
-        (0..50).for_each(|n| one.note([1.0, f64::from(n % 5)], 2.0 + 0.5 * f64::from(n % 5)));
+        (0..50).for_each(|n| one.note([1.0, f64::from(n % 5)], 2.0 + 0.5 * f64::from(n % 5), 1.0));
         other.lend(*one.local());
         assert!((other.at([1.0, 4.0]) - one.at([1.0, 4.0])).abs() < 1e-9);
-        (0..600).for_each(|_| other.note([1.0, 0.0], 1.0));
+        (0..600).for_each(|_| other.note([1.0, 0.0], 1.0, 1.0));
         let read: Moments = Vec::from(*one.local()).into();
         assert!((read.weight - one.weight()).abs() < 1e-3 && Vec::from(read).len() < 12);
         assert!((other.at([1.0, 0.0]) - 1.0).abs() < 0.05, "{}", other.at([1.0, 0.0]));

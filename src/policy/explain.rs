@@ -10,6 +10,7 @@ use super::facts::{Body, Facts, ServerState};
 use super::outcome::{DecisionStep, Outcome, Passthrough, StepResult};
 use super::part::{DrafterPart, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
+use foretell_core::control::forecast::Length;
 use foretell_core::words::{PassthroughReason, PlainReason, VerifyMethod};
 use foretell_wire::openai;
 
@@ -99,7 +100,7 @@ pub struct Now {
     /// Projected speedup; `null` before enough rounds of this kind of request.
     pub gain: Option<GainLine>,
     /// Why drafts have their length; `null` before a speedup is known.
-    pub length: Option<LengthLine>,
+    pub length: Option<Length>,
     /// The gates by the engine's load report, with their readings; empty with `gamma.fixed`, where
     /// they do not apply.
     pub gates: Vec<GateLine>,
@@ -120,33 +121,6 @@ pub struct GainLine {
     pub rounds: f64,
     /// Basis of the costs: `guess`, `probe` or `measured`.
     pub costs: String,
-}
-
-/// Draft lengths of the best drafter, compared by the mean acceptance of its tokens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LengthLine {
-    pub drafter: String,
-    /// The length with the largest surplus.
-    pub best: usize,
-    /// Tokens per second that a second is worth elsewhere.
-    pub rate: f64,
-    /// A token is drafted if its survival probability is above this.
-    pub min_survival: f64,
-    pub lengths: Vec<LengthRow>,
-}
-
-/// A draft of one length.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LengthRow {
-    pub draft: usize,
-    /// Survival probability of its last token.
-    pub survival: f64,
-    /// Tokens that a round brings, the bonus token included.
-    pub tokens: f64,
-    /// Seconds of the round.
-    pub seconds: f64,
-    /// Tokens beyond those that its seconds yield elsewhere.
-    pub surplus: f64,
 }
 
 /// A gate, its reading, and the limit above which it is closed: requests for `waiting`, a share of

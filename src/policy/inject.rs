@@ -43,11 +43,6 @@ impl Injection {
             gates: None,
         }
     }
-
-    /// True if the request is in the control group.
-    pub fn is_in_control_group(&self) -> bool {
-        self.plain == Some(Reason::Plain(PlainReason::ControlGroup))
-    }
 }
 
 /// Decides what the rows of a request get. `temperature`: the effective one, if it is known.

@@ -63,8 +63,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder)
         (out / "traces").symlink_to(pathlib.Path(__file__).parent.resolve() / "traces")
-        pilot = played(args.lab, out, tables(dict.fromkeys(cells, 60), 1, 0, 0))
-        seconds = {name: max(2, round(60 * REQUESTS / count)) for name, (_, count) in pilot.items()}
+        trial_run = played(args.lab, out, tables(dict.fromkeys(cells, 60), 1, 0, 0))
+        seconds = {name: max(2, round(60 * REQUESTS / count)) for name, (_, count) in trial_run.items()}
         without, with_group = (played(args.lab, out, tables(seconds, args.seeds, *share)) for share in ((0, 0), (0.2, 0.01)))
     kept = {name: with_group[name][0] / without[name][0] for name in cells}
     for name, share in kept.items():

@@ -2,11 +2,13 @@
 //! now: for an operator who asks why. Nothing here decides, and no state that sessions decide by is
 //! changed.
 
+use serde::{Deserialize, Serialize};
+
 use super::chooser::{is_faster, wins_switches};
 use super::costs::{Basis, Way};
-use super::gates::{self, Closed, GateInputs};
+use super::gates::{self, Closed};
 use super::state::Class;
-use super::{Measurements, Quote, RoundCosts};
+use super::{Measurements, RoundCosts};
 use crate::draft::Source;
 use crate::words::PlainReason;
 
@@ -52,18 +54,30 @@ pub struct Gain {
 
 /// Draft lengths compared, by the mean acceptance of the drafter's tokens: a draft whose evidence
 /// is stronger than usual is longer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Length {
     /// The name of the drafter.
-    pub drafter: &'static str,
-    /// The length that brings the most.
+    pub drafter: String,
+    /// The length with the largest surplus.
     pub best: usize,
     /// Tokens per second that a second is worth elsewhere.
     pub rate: f64,
     /// A token is drafted if its survival probability is above this.
     pub min_survival: f64,
-    /// Some lengths: the survival probability of the last token, and the round.
-    pub lengths: Vec<(f64, Quote)>,
+    pub lengths: Vec<OneLength>,
+}
+
+/// A round of one draft length.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OneLength {
+    pub draft: usize,
+    /// Survival probability of the last token.
+    pub survival: f64,
+    /// Expected tokens, the bonus token included.
+    pub tokens: f64,
+    pub seconds: f64,
+    /// Tokens beyond those that the seconds yield elsewhere.
+    pub surplus: f64,
 }
 
 /// The properties of a request that a forecast depends on.
@@ -136,14 +150,21 @@ fn length(
         LENGTHS.into_iter().filter(|&nodes| nodes <= gamma_max).chain([best]).collect();
     shown.sort_unstable();
     shown.dedup();
-    let round = |nodes: usize| {
-        let tokens = 1.0 + survival.iter().take(nodes).sum::<f64>();
-        let quote = Quote { nodes, tokens, seconds: costs.spent(nodes, modelled) };
-        (nodes.checked_sub(1).and_then(|last| survival.get(last)).copied().unwrap_or(1.0), quote)
+    let round = |&draft: &usize| {
+        let tokens = 1.0 + survival.iter().take(draft).sum::<f64>();
+        let (survival, seconds) =
+            (survival.get(draft.wrapping_sub(1)).copied(), costs.spent(draft, modelled));
+        OneLength {
+            draft,
+            survival: survival.unwrap_or(1.0),
+            tokens,
+            seconds,
+            surplus: tokens - rate * seconds,
+        }
     };
-    let min_survival = costs.min_survival(rate, modelled);
-    let lengths = shown.into_iter().map(round).collect();
-    Some(Length { drafter: drafter.source.name(), best, rate, min_survival, lengths })
+    let (drafter, min_survival) =
+        (drafter.source.name().to_owned(), costs.min_survival(rate, best, modelled));
+    Some(Length { drafter, best, rate, min_survival, lengths: shown.iter().map(round).collect() })
 }
 
 fn gain(learnt: &Measurements<'_>, class: Class, round_costs: &RoundCosts) -> Option<Gain> {
@@ -185,12 +206,7 @@ fn reasons(
     request: &Prospective<'_>,
     round_costs: &RoundCosts,
 ) -> Vec<Closed> {
-    let gates = gates::closed(GateInputs {
-        learnt: &mut *learnt,
-        speculating: false,
-        first_token: request.first_token,
-    });
-    let mut found: Vec<Closed> = gates.collect();
+    let mut found: Vec<Closed> = gates::closed(learnt, false, request.first_token).collect();
     if request.classes.is_empty() {
         found.push(UNDRAFTED);
     }
@@ -277,11 +293,10 @@ mod tests {
         assert!(gain.low > 1.7, "{gain:?}");
         let length = known.length.expect("tokens were tried");
         assert!((0.1..0.6).contains(&length.min_survival), "{length:?}");
-        let surplus = |quote: &Quote| quote.surplus(length.rate);
-        let best = length.lengths.iter().max_by(|a, b| surplus(&a.1).total_cmp(&surplus(&b.1)));
-        assert_eq!((length.drafter, best.map(|best| best.1.nodes)), ("model", Some(length.best)));
-        let four = length.lengths.iter().find(|(_, quote)| quote.nodes == 4).expect("it is shown");
-        assert!((four.0 - 0.8_f64.powi(4)).abs() < 0.02, "{length:?}");
+        let best = length.lengths.iter().max_by(|a, b| a.surplus.total_cmp(&b.surplus));
+        assert_eq!((&*length.drafter, best.map(|best| best.draft)), ("model", Some(length.best)));
+        let four = length.lengths.iter().find(|one| one.draft == 4).expect("it is shown");
+        assert!((four.survival - 0.8_f64.powi(4)).abs() < 0.02, "{length:?}");
         assert_eq!(request(&[]).reasons.len(), 1);
         // As in `SpeculationController::budget`: an empty round fits into the gap, one with a draft
         // does not.

@@ -12,67 +12,23 @@ use crate::words::PlainReason;
 /// A reason not to speculate on a replica, with a sentence for the operator.
 pub type Closed = (PlainReason, &'static str);
 
-/// The state of a replica and of one session when its gates are checked.
-#[derive(Debug)]
-pub struct GateInputs<'a, 'b> {
-    /// The measurements of the replica.
-    pub learnt: &'a mut Measurements<'b>,
-    /// True for a session that speculates already: its limits are wider.
-    pub speculating: bool,
-    /// The policy's greatest ratio of the times to first tokens with and without drafts.
-    pub first_token: f64,
-}
-
-/// A gate of the measurements.
-struct MeasuredGate {
-    reason: PlainReason,
-    words: &'static str,
-    is_closed: fn(&mut GateInputs<'_, '_>) -> bool,
-}
-
-/// Every gate of the measurements, in the order in which they are checked.
-const MEASURED: [MeasuredGate; 4] = [
-    MeasuredGate {
-        reason: PlainReason::NotMeasured,
-        words: "the cost of a plain token on this replica is not measured yet",
-        is_closed: |inputs| !inputs.is_measured(),
-    },
-    MeasuredGate {
-        reason: PlainReason::Budget,
-        words: "rejected draft tokens have taken 2 % of the replica's time while it serves other requests",
-        is_closed: |inputs| inputs.learnt.concurrency.others() > 0 && !inputs.is_within_budget(),
-    },
-    MeasuredGate {
-        reason: PlainReason::GateRegret,
-        words: "paused: recent speculation here cost more than it saved; it resumes after a while of plain decoding",
-        is_closed: |inputs| !inputs.is_solvent(),
-    },
-    MeasuredGate {
-        reason: PlainReason::GateFirstToken,
-        words: "the draft tokens in flight delay first tokens by as much as gates.first_token allows",
-        is_closed: |inputs| inputs.learnt.nodes_allowed(inputs.first_token) == 0,
-    },
-];
-
-/// The closed gates of the measurements, in order. A gate is checked only when the iterator reaches
-/// it.
-pub fn closed(mut inputs: GateInputs<'_, '_>) -> impl Iterator<Item = Closed> {
-    MEASURED.iter().filter(move |gate| (gate.is_closed)(&mut inputs)).map(|gate| (gate.reason, gate.words))
-}
-
-impl GateInputs<'_, '_> {
-    fn is_measured(&self) -> bool {
-        self.learnt.costs.plain_token().is_some()
-    }
-
-    fn is_within_budget(&self) -> bool {
-        let budget = &self.learnt.budget;
-        if self.speculating { budget.may_go_on() } else { budget.may_begin() }
-    }
-
-    fn is_solvent(&self) -> bool {
-        self.learnt.is_solvent(self.speculating)
-    }
+/// The closed gates of a replica's measurements, in the order in which they are checked.
+/// `speculating`: of a session that speculates already, whose limits are wider; `first_token`: the
+/// policy's greatest ratio of the times to first tokens with and without drafts.
+pub fn closed(
+    learnt: &Measurements<'_>,
+    speculating: bool,
+    first_token: f64,
+) -> impl Iterator<Item = Closed> {
+    let budget = &*learnt.budget;
+    let wastes = if speculating { !budget.may_go_on() } else { !budget.may_begin() };
+    let gates = [
+        (PlainReason::NotMeasured, learnt.costs.plain_token().is_none()),
+        (PlainReason::Budget, wastes && learnt.concurrency.others() > 0),
+        (PlainReason::GateRegret, !learnt.is_solvent(speculating)),
+        (PlainReason::GateFirstToken, learnt.nodes_allowed(first_token) == 0),
+    ];
+    gates.into_iter().filter(|gate| gate.1).map(|(reason, _)| (reason, reason.words()))
 }
 
 /// The last load report of an engine.
@@ -175,11 +131,7 @@ mod tests {
         Control::new().with(|learnt| {
             learnt.concurrency.set_signal(&QUIET);
             learnt.budget.wasted(0.11);
-            let mut gates = |speculating| {
-                closed(GateInputs { learnt: &mut *learnt, speculating, first_token: 1.1 })
-                    .map(|gate| gate.0)
-                    .collect::<Vec<_>>()
-            };
+            let gates = |speculating| closed(learnt, speculating, 1.1).map(|gate| gate.0).collect::<Vec<_>>();
             assert_eq!(gates(false), [PlainReason::NotMeasured, PlainReason::Budget]);
             assert_eq!(gates(true), [PlainReason::NotMeasured], "it may overdraw");
         });

@@ -110,17 +110,12 @@ impl RoundCosts {
         self.drafted(nodes as f64, if modelled { nodes as f64 } else { 0.0 })
     }
 
-    /// Survival probability from which on a token is worth its time; see [`Self::cut`].
-    pub fn min_survival(&self, rate: f64, modelled: bool) -> f64 {
-        rate * (self.spent(2, modelled) - self.spent(1, modelled) + self.more(rate))
-    }
-
-    /// Cost of one more token of the model drafter, drafted and verified: the mean of those after
-    /// the first in a draft of `nodes`.
-    pub fn one_more(&self, nodes: usize) -> f64 {
-        let spent = |nodes: usize| self.drafted(nodes as f64, nodes as f64);
-        let more = nodes.saturating_sub(1);
-        (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64
+    /// Survival probability from which on one more token of a draft of at most `gamma` is worth its
+    /// time; see [`Self::cut`].
+    pub fn min_survival(&self, rate: f64, gamma: usize, modelled: bool) -> f64 {
+        let more = gamma.max(2) - 1;
+        let seconds = (self.spent(1 + more, modelled) - self.spent(1, modelled)).max(0.0) / more as f64;
+        rate * (seconds + self.more(rate))
     }
 
     /// The largest number of nodes up to `most` whose round pauses the client's stream no longer

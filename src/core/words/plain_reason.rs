@@ -199,7 +199,9 @@ impl PlainReason {
             Self::GateStale => "the engine's last load report is older than the policy allows",
             Self::GateAcceptance => "the share of accepted draft tokens is below the policy's minimum",
             Self::GateControl => "speculation was measured slower than plain decoding",
-            Self::GateRegret => "paused: recent speculation here cost more than it saved",
+            Self::GateRegret => {
+                "paused: recent speculation here cost more than it saved; it resumes after a while of plain decoding"
+            }
             Self::GateFirstToken => {
                 "more draft tokens in flight would delay first tokens by more than gates.first_token allows"
             }

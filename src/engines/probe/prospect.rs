@@ -138,7 +138,7 @@ impl Measured {
         (1..=MAX_GAMMA).filter_map(of).max_by(|a, b| a.gain.total_cmp(&b.gain))
     }
 
-    /// What costs begin with.
+    /// The assumptions that costs begin with.
     pub fn prior(&self) -> Prior {
         let rounds = |(method, context): (VerifyMethod, usize)| {
             let points = self.points(|timed| timed.method == method && near(context, timed.context));

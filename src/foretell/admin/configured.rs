@@ -15,8 +15,8 @@ use foretell_config::process::Process;
 use foretell_config::store::PolicyStore;
 use foretell_config::values::Revision;
 use foretell_config::variables::Environment;
+use foretell_core::control::Forecast;
 use foretell_core::control::gates::Signal;
-use foretell_core::control::{Forecast, Quote};
 use foretell_core::words::{Gate, Mode, PlainReason};
 use foretell_drafts::service::{Engine, Service};
 use foretell_net::fleet::Replica;
@@ -25,7 +25,7 @@ use foretell_net::http::memory::Level;
 use foretell_observe::Observer;
 use foretell_observe::coverage::Projected;
 use foretell_observe::history::Reading;
-use foretell_policy::explain::{GainLine, GateLine, LengthLine, LengthRow, Now, WhyLine};
+use foretell_policy::explain::{GainLine, GateLine, Now, WhyLine};
 use foretell_policy::part::ModelState;
 use foretell_policy::{self as policy, Explanation, Fact, PolicySet, Ruling};
 use foretell_proxy::gateway::Shared;
@@ -488,13 +488,6 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
         rounds: gain.rounds,
         costs: gain.basis.name().to_owned(),
     });
-    let length = forecast.length.as_ref().map(|length| LengthLine {
-        drafter: length.drafter.to_owned(),
-        best: length.best,
-        rate: length.rate,
-        min_survival: length.min_survival,
-        lengths: length.lengths.iter().map(|(survival, quote)| row(*survival, *quote, length.rate)).collect(),
-    });
     let why = |(reason, words): &(PlainReason, &str)| WhyLine {
         reason: reason.name().to_owned(),
         words: (*words).to_owned(),
@@ -504,16 +497,11 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
         regret_budget: forecast.regret_budget,
         token_seconds: forecast.token,
         gain,
-        length,
+        length: forecast.length.clone(),
         // With `gamma.fixed` the gates on load do not apply.
         gates: if ruling.rules.gamma_fixed.is_some() { Vec::new() } else { gates(ruling, signal) },
         not_speculating: forecast.reasons.iter().map(why).collect(),
     }
-}
-
-fn row(survival: f64, quote: Quote, rate: f64) -> LengthRow {
-    let surplus = quote.surplus(rate);
-    LengthRow { draft: quote.nodes, survival, tokens: quote.tokens, seconds: quote.seconds, surplus }
 }
 
 /// The gates of one policy at one replica, each with the words of its reason.

@@ -124,6 +124,7 @@ pub(crate) fn used(control: &Control) {
                 max_gap: f64::MAX,
                 first_token: 1.1,
                 min_acceptance: 0.1,
+                gamma_max: 8,
                 forced: false,
             };
             let foreseen: Forecast = control.with(|learnt| {

@@ -69,7 +69,7 @@ impl FirstTokens {
         let read = self.read.wrapping_sub(sent.read) as f64 / 1_000.0;
         let begin =
             || Line::new([2.0 * token, 0.0, 0.0], SCALE.map(|tokens| tokens * token), token, HALF_LIFE);
-        self.lines.of(sent.concurrency, |_| begin()).note([1.0, drafted as f64, read], seconds);
+        self.lines.of(sent.concurrency, |_| begin()).note([1.0, drafted as f64, read], seconds, 1.0);
     }
 
     /// Expected seconds of reading a prompt at the nearest concurrency; 0 before that is known.

@@ -29,10 +29,6 @@ const SCALE: [f64; 6] = [4.0, 0.06, 1.0, 0.01, 0.1, 10.0];
 const NOISE: (f64, f64) = (0.3, 1.0);
 /// Weight of a measurement while the engine read a prompt: however long that took.
 const READING: f64 = 0.03;
-/// Maximum of a measurement that counts, as a multiple of what is expected, and the measurements
-/// from which on that is known: one hiccup is no trend.
-const OUTLIER: f64 = 3.0;
-const SETTLED: f64 = 8.0;
 /// Measurements after which one weighs half.
 const HALF_LIFE: f64 = 90.0;
 /// Weight of a probe's measurement, which is the shortest of several, in usual ones.
@@ -205,10 +201,7 @@ impl Verify {
         let new = self.lines.get(key).is_none().then(|| self.line(key, token, paces).begun(token, key));
         let guess = || VerifyLine::guess(token, key.method()).begun(token, key);
         let line = self.lines.of(key, |_| new.unwrap_or_else(guess));
-        let weight = if shared.reading { READING } else { 1.0 };
-        let most =
-            if line.weight() > SETTLED { OUTLIER * line.at(features(nodes, shared)) } else { f64::MAX };
-        line.weigh(features(nodes, shared), seconds.min(most), weight);
+        line.note(features(nodes, shared), seconds, if shared.reading { READING } else { 1.0 });
     }
 
     /// The cost of a request; measurements at another concurrency are scaled by the paces of both.

@@ -6,7 +6,7 @@ use super::slot::{ModelDrafter, SessionDrafter, counted_for};
 use super::streak::Streak;
 use super::{CLASS_TOKENS, EVIDENCE, NextStep, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController};
 use crate::control::costs::Basis;
-use crate::control::gates::{self, GateInputs};
+use crate::control::gates;
 use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value};
 use crate::draft::{Budget, DrafterId, Tree};
 use crate::units::TokenId;
@@ -63,9 +63,7 @@ impl SpeculationController {
 
     /// Reason why no session may speculate on this replica now; `None` if one may.
     pub(super) fn gate(&mut self, state: SessionState, learnt: &mut Measurements) -> Option<PlainReason> {
-        let (speculating, first_token) = (state.speculating, self.rules.first_token);
-        let inputs = GateInputs { learnt, speculating, first_token };
-        gates::closed(inputs).next().map(|(reason, _)| reason)
+        gates::closed(learnt, state.speculating, self.rules.first_token).next().map(|(reason, _)| reason)
     }
 
     /// Present costs.

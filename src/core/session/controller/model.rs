@@ -77,7 +77,7 @@ impl SpeculationController {
         }
         self.control.with(|learnt| {
             let round_costs = self.round_costs(learnt);
-            self.model_rate(&round_costs, learnt) * round_costs.one_more(gamma) + round_costs.price
+            round_costs.min_survival(self.model_rate(&round_costs, learnt), gamma, true)
         })
     }
 

@@ -2,10 +2,9 @@
 
 use std::io::{self, Write};
 
+use foretell_core::control::forecast::Length;
 use foretell_policy::Explanation;
-use foretell_policy::explain::{
-    AcceptLine, DrafterLine, GateLine, LengthLine, Now, ParameterLine, PolicyLine,
-};
+use foretell_policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
 
 /// Writes it line by line, the result first.
 pub(super) fn words(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
@@ -63,8 +62,8 @@ fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn length(line: &LengthLine, out: &mut dyn Write) -> io::Result<()> {
-    let LengthLine { drafter, best, rate, min_survival, lengths } = line;
+fn length(line: &Length, out: &mut dyn Write) -> io::Result<()> {
+    let Length { drafter, best, rate, min_survival, lengths } = line;
     writeln!(
         out,
         "  {:<12} {best} tokens of `{drafter}` on average: a token is drafted if it survives with more than {min_survival:.2}; \
