@@ -105,8 +105,8 @@ pub struct Gates {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Holdback {
-    /// Greatest share. It is smaller where speculation is fast, so that the group costs 3 % of the
-    /// speed, and falls as the comparison becomes certain.
+    /// Greatest share. It is smaller where speculation is fast, so that the group costs 2.5 % of
+    /// the speed, and falls as the comparison becomes certain.
     #[schemars(range(min = 0, max = 1))]
     pub start: f64,
     /// Minimum share.
@@ -137,6 +137,6 @@ impl Default for Gates {
 
 impl Default for Holdback {
     fn default() -> Self {
-        Self { start: 0.2, floor: 0.01 }
+        Self { start: 0.2, floor: 0.002 }
     }
 }

@@ -65,7 +65,7 @@ def main():
         (out / "traces").symlink_to(pathlib.Path(__file__).parent.resolve() / "traces")
         trial_run = played(args.lab, out, tables(dict.fromkeys(cells, 60), 1, 0, 0))
         seconds = {name: max(2, round(60 * REQUESTS / count)) for name, (_, count) in trial_run.items()}
-        without, with_group = (played(args.lab, out, tables(seconds, args.seeds, *share)) for share in ((0, 0), (0.2, 0.01)))
+        without, with_group = (played(args.lab, out, tables(seconds, args.seeds, *share)) for share in ((0, 0), (0.2, 0.002)))
     kept = {name: with_group[name][0] / without[name][0] for name in cells}
     for name, share in kept.items():
         print(f"{name:16} ÷ plain {without[name][0]:.2f}, with its control group {with_group[name][0]:.2f}: {share:.3f}, {with_group[name][1]:.0f} requests")

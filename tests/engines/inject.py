@@ -54,7 +54,7 @@ gamma: { fixed: 8 }
 holdback: { start: 0, floor: 0 }
 """
 # the built-in policy without a control group, which the other sides do not have either
-USUAL = (engines.ROOT / "policies/default.yaml").read_text().replace("start: 0.2, floor: 0.01", "start: 0, floor: 0")
+USUAL = (engines.ROOT / "policies/default.yaml").read_text().replace("start: 0.2, floor: 0.002", "start: 0, floor: 0")
 CORPUS = USUAL.replace("kind: suffix", "kind: suffix, scope: tenant")
 FUNCTION = {"type": "function", "function": {"name": "weather", "description": "Weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}}}

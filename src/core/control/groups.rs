@@ -31,9 +31,9 @@ const BLOCK: u32 = 1;
 /// Half-width of the interval of the logarithm below which the group may have its minimum size.
 const NARROW: f64 = 0.05;
 /// Most of the speed that the control group may cost: a new user's first requests count, too.
-const COST: f64 = 0.03;
+const COST: f64 = 0.025;
 /// Speedup that is assumed before any is measured or projected.
-const ASSUMED: f64 = 2.0;
+const ASSUMED: f64 = 12.0;
 /// A gate that recloses at once waits longer every time, up to this multiple.
 const LONGEST: u32 = 32;
 /// Assumed minimum variance: no real requests are more alike.
@@ -294,9 +294,9 @@ mod tests {
             groups.note_projected(gain, Basis::Measured);
             groups.share(0.2, 0.01)
         };
-        assert!((Groups::default().share(0.2, 0.01) - 0.03).abs() < 1e-12, "nothing is known");
-        assert!((share(1.0) - 0.2).abs() < 1e-12 && (share(1.3) - 0.1).abs() < 1e-9);
-        assert!((share(2.5) - 0.02).abs() < 1e-9 && (share(9.0) - 0.01).abs() < 1e-12);
+        assert!((Groups::default().share(0.2, 0.001) - 0.025 / 11.0).abs() < 1e-12, "nothing is known");
+        assert!((share(1.0) - 0.2).abs() < 1e-12 && (share(1.25) - 0.1).abs() < 1e-9);
+        assert!((share(2.25) - 0.02).abs() < 1e-9 && (share(9.0) - 0.01).abs() < 1e-12);
         let mut slower = Groups::default();
         slower.note_projected(3.0, Basis::Measured);
         slower.note(true, 0.02, GATE, Tick(0));
