@@ -158,8 +158,7 @@ impl Concurrency {
         self.reading.within(seconds, now)
     }
 
-    /// Prompts of ours that the engine finished reading within the last `seconds`, at most
-    /// [`READ`].
+    /// Prompts of ours that the engine finished reading within the last `seconds`, at most 64.
     pub fn prompts_within(&self, seconds: f64, now: Tick) -> usize {
         self.read.iter().rev().take_while(|read| now.seconds_since(**read) < seconds).count()
     }
