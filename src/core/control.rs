@@ -113,7 +113,7 @@ impl Measurements<'_> {
         if line.weight < MEASURED { 0.0 } else { self.concurrency.others() as f64 * line.node }
     }
 
-    /// Draft tokens of a verify request whose cost can be told: of one that is alone, at first not
+    /// Draft tokens that a verify request may have for its cost: of one that is alone, at first not
     /// many; of one that takes a sequence for each, a few until some were measured.
     pub fn tried(&self, way: Way) -> usize {
         let line = self.costs.line(way);

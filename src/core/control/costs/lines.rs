@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use foretell_control::line::{Line, Moments};
 use serde::{Deserialize, Serialize};
 
-/// A key by which lines are told apart.
+/// The key of a line.
 pub(super) trait Key: Ord + Copy {
     /// Distance to another key; `None` if nothing can be concluded from one to the other.
     fn distance(self, other: Self) -> Option<usize>;
