@@ -17,8 +17,9 @@ pub const TOKENS: f64 = 10.0;
 /// Capacity in losses of a trial: the switches to speculation and back, and a round that yields one
 /// token. Where round trips are long that is more than [`TOKENS`].
 const TRIALS: f64 = 2.0;
-/// Maximum that wins save up, in capacities.
-const SAVED: f64 = 3.0;
+/// Maximum that wins save up, in capacities: texts that repeat themselves now and then win much at
+/// once and lose in between.
+const SAVED: f64 = 6.0;
 /// Maximum debt, in capacities: losses of the rounds in flight when it ran out. A longer stall
 /// would have met plain decoding as well.
 pub const OVERDRAFT: f64 = 0.25;
@@ -114,7 +115,7 @@ mod tests {
             (budget.remaining(CAPACITY) - (1.0 + SAVED) * CAPACITY).abs() < 1e-9,
             "time adds nothing to them"
         );
-        budget.book(-3.6, CAPACITY);
+        budget.book(-SAVED - 0.6, CAPACITY);
         assert!(budget.may_go_on(CAPACITY) && !budget.may_begin(CAPACITY));
         budget.book(-9.0, CAPACITY);
         assert!(!budget.may_go_on(CAPACITY));

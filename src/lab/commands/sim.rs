@@ -104,8 +104,12 @@ fn grid(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
     let outcomes = grid::play(&cells, grid::Size::USUAL, &progress::bar("cells"))?;
     // A closed pipe is not an error.
     let _ = out.write_all(grid::table(&outcomes).as_bytes());
-    let short = outcomes.iter().any(grid::Outcome::falls_short);
-    Ok(if short { Exit::RequirementNotMet } else { Exit::Done })
+    let short = outcomes.iter().filter(|outcome| outcome.falls_short()).count();
+    if short == 0 {
+        return Ok(Exit::Done);
+    }
+    complain(&format_args!("foretell-lab sim: cells slower than required, marked with <: {short}"));
+    Ok(Exit::RequirementNotMet)
 }
 
 fn tables(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {

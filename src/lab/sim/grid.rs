@@ -7,7 +7,7 @@
 //! requests show the cost of learning, the rest show its result.
 
 use std::fmt::Write;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use indicatif::ProgressBar;
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use super::engine::EngineSpec;
 use super::permit::{self, Permit, Refused};
 use super::pool;
 use super::record::Record;
+use super::source::Script;
 use super::traffic::Stream;
 use super::workloads::{self, Workload};
 use super::world::{Broken, Mode, Net, Setup, World};
@@ -35,6 +36,8 @@ pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 const MIN_REACHED: f64 = 0.95;
 /// Minimum speed of the controller as a multiple of plain decoding, from the first request on.
 const MIN_SPEED: f64 = 0.98;
+/// The same after the first requests.
+const MIN_SPEED_LATER: f64 = 0.983;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -89,13 +92,15 @@ impl Drafters {
 pub struct Size {
     /// Requests while learning.
     pub first: usize,
-    /// Requests after that.
+    /// Requests after that, of which there are more until they have `tokens` output tokens.
     pub rest: usize,
+    pub tokens: usize,
 }
 
 impl Size {
-    /// Ten for learning, twenty that are judged.
-    pub const USUAL: Self = Self { first: 10, rest: 20 };
+    /// Ten for learning, twenty that are judged. Of fewer than 2,000 tokens [`MIN_SPEED_LATER`]
+    /// would leave less than what one trial may lose.
+    pub const USUAL: Self = Self { first: 10, rest: 20, tokens: 2_000 };
 }
 
 /// One server with one kind of text and one set of drafters.
@@ -159,7 +164,7 @@ impl Outcome<'_> {
         let Speed { first, rest } = self.auto;
         let lost = (1.0 + OVERDRAFT) * TOKENS / self.tokens as f64;
         let allowed = 1.0 / (1.0 + REFILL + lost);
-        self.reached() < MIN_REACHED || first < MIN_SPEED.min(allowed) || rest < MIN_SPEED
+        self.reached() < MIN_REACHED || first < MIN_SPEED.min(allowed) || rest < MIN_SPEED_LATER
     }
 }
 
@@ -194,8 +199,14 @@ pub fn cells<'a>(servers: &[Steps], workloads: &'a [Workload]) -> Result<Vec<Cel
 
 impl<'a> Cell<'a> {
     fn setup(&self, mode: Mode, size: Size) -> Setup {
-        let wanted = size.first + size.rest;
-        let requests = self.workload.scripts.iter().cycle().take(wanted).cloned().collect();
+        let mut tokens = 0;
+        let wanted = |&(number, script): &(usize, &Arc<Script>)| {
+            let wanted = number < size.first + size.rest || tokens < size.tokens;
+            tokens += if number < size.first { 0 } else { script.output.len() };
+            wanted
+        };
+        let scripts = self.workload.scripts.iter().cycle().enumerate();
+        let requests = scripts.take_while(wanted).map(|(_, script)| Arc::clone(script)).collect();
         Setup {
             drafter: Some(DrafterSpec::BUNDLED),
             net: Net::usual(),
