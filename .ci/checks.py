@@ -56,7 +56,7 @@ CHECKS = {
                       ["deploy/packages/*", "tests/deploy/*", "Cargo.toml", "src/foretell/Cargo.toml"],
                       ".ci/tools packages && make test-packages PROFILE=release"),
     "grafana": Check("dashboards and alerts in a real Prometheus that scrapes a live Foretell",
-                     ["grafana/*", "tests/grafana/*", "src/core/words/metric*"], "make test-grafana"),
+                     ["grafana/*", "tests/grafana/*", "src/metrics/*"], "make test-grafana"),
     "fuzz": Check("20 seconds of coverage-guided fuzzing for each target",
                   ["tests/fuzz/*", "src/wire/openai*", "src/core/session/parse*", "src/net/http*", "src/drafts/*"], "make fuzz SECONDS=20"),
     "llama": Check("a real engine: llama-server, built from its package, short form",

@@ -6,7 +6,6 @@
 //! wrong estimate is corrected within a handful of rounds; the total cost of wrong estimates is
 //! bounded by a [`RegretBudget`].
 
-pub mod belief;
 pub mod budget;
 pub mod chooser;
 pub mod costs;
@@ -15,6 +14,7 @@ pub mod forecast;
 pub mod gates;
 pub mod groups;
 pub mod learnt_costs;
+mod mean;
 pub mod pairs;
 pub mod prior;
 pub mod round_costs;
@@ -24,7 +24,6 @@ pub mod state;
 pub mod survival;
 pub mod tolerance;
 
-pub use belief::Belief;
 pub use budget::Budget;
 pub use chooser::{MARGIN, Outlook, Quote, best_cut};
 pub use costs::{Basis, Costs, Disturbance, Shared, SharedCosts, VerifyLine, Way};
@@ -258,7 +257,6 @@ impl Measurements<'_> {
 /// The part of the state that outlives a restart.
 #[derive(Serialize, Deserialize)]
 struct Snapshot<C, A, E> {
-    now: Tick,
     costs: C,
     regret_budget: A,
     engine_start: E,
@@ -304,16 +302,14 @@ impl Control {
         Self::default()
     }
 
-    /// The measurements up to `now`, to be stored over a restart, without the state of requests in
-    /// flight.
+    /// The measurements, to be stored over a restart, without the state of requests in flight.
     ///
     /// # Errors
     /// A figure cannot have been measured. Infinity has no number in JSON, and `null` instead
     /// could not be read back.
-    pub fn save(&self, now: Tick) -> serde_json::Result<serde_json::Value> {
+    pub fn save(&self) -> serde_json::Result<serde_json::Value> {
         let (replica, engine_start) = &*self.states.lock();
         let saved = serde_json::to_value(Snapshot {
-            now,
             costs: &replica.costs,
             regret_budget: &replica.regret_budget,
             engine_start,
@@ -343,12 +339,12 @@ impl Control {
     /// it may overflow.
     pub fn restored(saved: serde_json::Value, rest: Duration) -> serde_json::Result<Self> {
         learnable(&saved)?;
-        let Snapshot { now, mut costs, regret_budget, engine_start }: Snapshot<
+        let Snapshot { mut costs, regret_budget, engine_start }: Snapshot<
             Costs,
             RegretBudget,
             EngineStartState,
         > = serde_json::from_value(saved)?;
-        costs.age(now.after(rest), rest.as_secs_f64());
+        costs.age(rest.as_secs_f64());
         let replica = ReplicaState { costs, regret_budget, ..ReplicaState::default() };
         Ok(Self { states: Mutex::new((replica, engine_start)) })
     }
@@ -530,7 +526,7 @@ mod tests {
             (0..50).for_each(|_| learnt.classes.push(class, Round::new(4, 4, 3)));
             learnt.note_round(20, 0.1, 0.0, true);
         });
-        let saved = control.save(now).unwrap();
+        let saved = control.save().unwrap();
         let read =
             Control::restored(serde_json::from_str(&saved.to_string()).unwrap(), Duration::from_hours(1));
         let read = read.unwrap();
@@ -607,7 +603,7 @@ mod tests {
         let control = Control::new();
         let (model, now) = (control.model("small"), Tick(90_000_000));
         (0..20).for_each(|_| control.with(|learnt| learnt.note_plain(0.02, 1, now)));
-        let saved = control.save(now).unwrap();
+        let saved = control.save().unwrap();
         for figure in [1e300, -1e300] {
             let mut saved = saved.clone();
             saved["engine_start"]["length"]["mean"] = figure.into();
@@ -617,12 +613,12 @@ mod tests {
         for figure in [f64::INFINITY, f64::NAN] {
             control.states.lock().1.length =
                 serde_json::from_value(saved["engine_start"]["length"].clone()).unwrap();
-            control.save(now).unwrap();
+            control.save().unwrap();
             control.states.lock().1.length.spoil(figure);
-            assert!(control.save(now).is_err());
+            assert!(control.save().is_err());
         }
         control.forget();
-        control.save(now).unwrap();
+        control.save().unwrap();
         let left = control.with(|learnt| learnt.costs.plain_token());
         assert_eq!((left, control.model("small")), (None, model));
     }

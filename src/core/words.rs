@@ -9,7 +9,6 @@ pub mod context;
 mod gate;
 mod ledger;
 pub mod looping;
-pub mod metric;
 mod mode;
 mod passthrough_reason;
 mod plain_reason;

@@ -27,9 +27,9 @@ const MAX_ROW_TOKENS: usize = 4 << 20;
 const MAX_TOKENS: usize = 64 << 20;
 /// Rows that are tidied after a step: each may take a millisecond, and the next step may come soon.
 const TIDIED_ROWS: usize = 2;
-/// Memory of a row, bytes: in all, and for each token of its prompt (text and two indexes).
+/// Memory of a row, bytes: in all, and for each token of its prompt (text and index).
 const ROW_BYTES: u64 = 8 << 10;
-const TOKEN_BYTES: u64 = 32;
+const TOKEN_BYTES: u64 = 24;
 /// Expected gain without which nothing is drafted.
 const MIN_GAIN: f64 = 1.01;
 /// Steps without a draft after which a draft is tried although its cost is expected to exceed its

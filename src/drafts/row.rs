@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foretell_core::control::{Survival, TemperatureBucket, Tuning};
 use foretell_core::draft::merge::merge;
-use foretell_core::draft::{Budget, DrafterId, Feedback, Lookup, Merged, Origin, Source, Tree};
+use foretell_core::draft::{Budget, Context, DrafterId, Lookup, LookupSpec, Merged, Origin, Source, Tree};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Conditions, Shape};
 use foretell_net::http::memory::Reservation;
@@ -15,6 +15,7 @@ use crate::joins::{Joined, Round};
 
 /// The lookups of a row, and the tokens that they have read.
 pub struct Lookups {
+    context: Context,
     drafters: Vec<Box<dyn Lookup>>,
     read: usize,
 }
@@ -24,10 +25,9 @@ impl Lookups {
     /// output.
     pub(crate) fn built(joined: &Joined, text: &[TokenId], prompt: usize) -> Self {
         let terms = &joined.terms;
-        let build = |spec: &foretell_core::draft::LookupSpec| {
-            spec.build(DrafterId::from(spec.source()), &terms.shared)
-        };
-        let mut this = Self { drafters: terms.lookups.iter().filter_map(build).collect(), read: 0 };
+        let build = |spec: &LookupSpec| spec.build(DrafterId::from(spec.source()), &terms.shared);
+        let drafters = terms.lookups.iter().filter_map(build).collect();
+        let mut this = Self { context: Context::new(&*terms.lookups, &terms.shared), drafters, read: 0 };
         this.read(text, prompt);
         this.tidy();
         this
@@ -38,7 +38,10 @@ impl Lookups {
         let (before, after) = new.split_at(prompt.saturating_sub(known.len()).min(new.len()));
         for (tokens, origin) in [(before, Origin::Prompt), (after, Origin::Output)] {
             if !tokens.is_empty() {
-                self.drafters.iter_mut().for_each(|drafter| drafter.observe(&Feedback { tokens, origin }));
+                let drafters = &mut self.drafters;
+                self.context.read(tokens, origin, |seen| {
+                    drafters.iter_mut().for_each(|drafter| drafter.observe(seen));
+                });
             }
         }
         self.read = text.len();
@@ -46,11 +49,15 @@ impl Lookups {
 
     /// Does what reading has put off; true if that was something.
     fn tidy(&mut self) -> bool {
-        self.drafters.iter_mut().map(|drafter| drafter.tidy()).fold(false, |one, other| one | other)
+        self.context.tidy()
+    }
+
+    fn drafts(&self, budget: Budget) -> Vec<Tree> {
+        self.drafters.iter().map(|drafter| drafter.draft(self.context.text(), budget)).collect()
     }
 
     fn bytes(&self) -> usize {
-        self.drafters.iter().map(|drafter| drafter.bytes()).sum()
+        self.context.bytes() + self.drafters.iter().map(|drafter| drafter.bytes()).sum::<usize>()
     }
 }
 
@@ -130,7 +137,7 @@ impl Row {
         let Some(lookups) = &mut self.lookups else { return Merged::default() };
         lookups.read(&self.text, self.prompt);
         let budget = Budget { nodes: room, depth: room };
-        let drafts: Vec<Tree> = lookups.drafters.iter().map(|drafter| drafter.draft(budget)).collect();
+        let drafts = lookups.drafts(budget);
         let (tuning, temperature) = (&self.tuning, TemperatureBucket::of(self.temperature));
         let merged = merge(&drafts, budget, Shape::Chain, |vote, company, position| {
             tuning.adjust(vote.drafter, all.conditional(temperature, vote, company, position))

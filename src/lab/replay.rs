@@ -19,8 +19,8 @@ use foretell_core::control::TemperatureBucket;
 use foretell_core::control::survival::Survival;
 use foretell_core::draft::corpus::{Corpus, Key, Limits};
 use foretell_core::draft::{
-    Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Scope, Shared, Source,
-    Spelling, Tree, View, merge,
+    Budget, Context, DrafterId, Features, Lookup, LookupSpec, Ngram, Origin, Scope, Shared, Source, Spelling,
+    Tree, View, merge,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::Shape;
@@ -266,6 +266,7 @@ fn key() -> Key {
 /// The drafters of one stream.
 struct StreamReplay<'a> {
     stream: &'a Stream,
+    context: Context,
     lookups: Vec<Box<dyn Lookup>>,
     models: bool,
 }
@@ -278,23 +279,29 @@ impl<'a> StreamReplay<'a> {
         context: &[TokenId],
         score: &mut Score,
     ) -> Self {
-        let specs = drafters.iter().filter_map(|drafter| drafter.lookup()).enumerate();
+        let specs: Vec<LookupSpec> = drafters.iter().filter_map(|drafter| drafter.lookup()).collect();
         let shared = earlier.shared();
-        let mut lookups: Vec<Box<dyn Lookup>> = specs
-            .filter_map(|(at, spec)| {
-                let id = DrafterId { source: spec.source(), number: at as u8 };
-                spec.build(id, &shared)
-            })
-            .collect();
+        let built = specs.iter().enumerate().filter_map(|(at, spec)| {
+            let id = DrafterId { source: spec.source(), number: at as u8 };
+            spec.build(id, &shared)
+        });
+        let models = drafters.contains(&ReplayDrafter::Model);
+        let mut this =
+            Self { stream, context: Context::new(&specs, &shared), lookups: built.collect(), models };
         let begun = Instant::now();
-        for lookup in &mut lookups {
-            for tokens in [context, &stream.prompt] {
-                lookup.observe(&Feedback { tokens, origin: Origin::Prompt });
-                lookup.tidy();
-            }
+        for tokens in [context, &stream.prompt] {
+            this.read(tokens, Origin::Prompt);
         }
         score.read(begun.elapsed(), context.len() + stream.prompt.len());
-        Self { stream, lookups, models: drafters.contains(&ReplayDrafter::Model) }
+        this
+    }
+
+    fn read(&mut self, tokens: &[TokenId], origin: Origin) {
+        let lookups = &mut self.lookups;
+        self.context.read(tokens, origin, |seen| {
+            lookups.iter_mut().for_each(|lookup| lookup.observe(seen));
+        });
+        self.context.tidy();
     }
 
     fn play(&mut self, survival: &mut Survival, settings: ReplaySettings<'_>, score: &mut Score) {
@@ -303,7 +310,8 @@ impl<'a> StreamReplay<'a> {
         let mut done = 0;
         while done < output.len() {
             let begun = Instant::now();
-            let mut drafts: Vec<Tree> = self.lookups.iter().map(|lookup| lookup.draft(budget)).collect();
+            let mut drafts: Vec<Tree> =
+                self.lookups.iter().map(|lookup| lookup.draft(self.context.text(), budget)).collect();
             drafts.extend(self.models.then(|| self.chosen(done, settings.gamma)));
             let accept =
                 |vote, company, depth| survival.conditional(TemperatureBucket::Greedy, vote, company, depth);
@@ -312,11 +320,7 @@ impl<'a> StreamReplay<'a> {
             let run = followed(survival, &draft, output.get(done..).unwrap_or_default());
             let end = (done + run + 1).min(output.len());
             let begun = Instant::now();
-            for lookup in &mut self.lookups {
-                let tokens = output.get(done..end).unwrap_or_default();
-                lookup.observe(&Feedback { tokens, origin: Origin::Output });
-                lookup.tidy();
-            }
+            self.read(output.get(done..end).unwrap_or_default(), Origin::Output);
             score.round(&draft, run.min(end - done), end - done, drafting + begun.elapsed());
             done = end;
         }

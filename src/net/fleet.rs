@@ -37,7 +37,7 @@ use prometheus::HistogramVec;
 use tokio::sync::watch as channel;
 
 use crate::random::SharedSplitMix64;
-use foretell_core::words::metric::{Metric, REPLICA_CONNECT};
+use foretell_metrics::{Metric, REPLICA_CONNECT};
 use foretell_wire::openai::Api;
 
 pub use breaker::BreakerState;

@@ -7,7 +7,7 @@ use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 use super::make::{self, AtScrape, Made};
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 use foretell_net::http::connections::Connections;
 use foretell_net::http::memory::Memory;
 

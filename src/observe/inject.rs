@@ -6,9 +6,9 @@ use prometheus::core::Collector;
 use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge};
 
 use super::make::{self, AtScrape, Made};
-use foretell_core::words::metric;
 use foretell_drafts::service::{Engines, Service};
 use foretell_drafts::totals::{PerPosition, Steps};
+use foretell_metrics as metric;
 
 /// A collector for this service.
 ///

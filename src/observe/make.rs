@@ -7,7 +7,7 @@ use prometheus::{
     IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
 };
 
-use foretell_core::words::metric::{Counter, Gauge, Histogram, Metric};
+use foretell_metrics::{Counter, Gauge, Histogram, Metric};
 
 /// A metric, unless its description is invalid, which is a bug.
 pub type Made<T> = Result<T, prometheus::Error>;

@@ -1,4 +1,4 @@
-//! The metrics registry. [`foretell_core::words::metric`] lists the metrics; here they are counted.
+//! The metrics registry. [`foretell_metrics`] lists the metrics; here they are counted.
 //! Label values come from fixed lists or from the configuration; the number of model labels is
 //! limited.
 
@@ -29,8 +29,8 @@ use self::rounds::RoundMetrics;
 use super::make::{self, AtScrape, Made};
 use super::{Finished, trace};
 use foretell_core::session::Doubted;
-use foretell_core::words::metric;
-pub use foretell_core::words::metric::Stage;
+use foretell_metrics as metric;
+pub use foretell_metrics::Stage;
 use foretell_wire::openai::Path;
 
 /// Counts a request or a stream as in flight until it is dropped.

@@ -9,7 +9,7 @@ use prometheus::core::Collector;
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 
 use super::make::{self, AtScrape, Made};
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 use foretell_net::fleet::{Fleet, Replica};
 use foretell_wire::openai::Route;
 

@@ -26,7 +26,7 @@ fn the_grid_finds_what_pays_and_is_reproducible() {
         prompt: 0.0001,
     });
     let cells = grid::cells(&servers, &workloads).expect("policies");
-    let size = Size { first: 2, rest: 4 };
+    let size = Size { first: 2, rest: 4, tokens: 0 };
     let outcomes = grid::play(&cells, size, &ProgressBar::hidden()).expect("exact");
     assert_eq!(outcomes.len(), 2 * 2 * Drafters::ALL.len());
     for outcome in &outcomes {
@@ -52,7 +52,7 @@ fn plain_decoding_through_foretell_costs_only_its_calls() {
     let paced = Steps { step: 0.02, base: 1.1, node: 0.005, growth: 0.0, prompt: 0.0001 };
     let permit = Drafters::Both.permit().expect("a policy");
     let cell = Cell { paced, workload: &rewrite, drafters: Drafters::Both, permit };
-    let size = Size { first: 0, rest: 6 };
+    let size = Size { first: 0, rest: 6, tokens: 0 };
     let (direct, plain_run) = (cell.play(Mode::Direct, size), cell.play(Mode::Plain, size));
     let more = plain_run.expect("exact").1 - direct.expect("exact").1;
     assert!((more - 6.0 * 0.3e-3).abs() < 1e-9, "{more}");

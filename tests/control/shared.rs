@@ -35,9 +35,9 @@ fn a_new_replica_of_a_known_model_is_soon_as_fast_as_one_that_has_settled() {
     let of = |mode, times| setup(paced, &scripts, drafters, mode, times);
     let plain = seconds(&World::play(of(Mode::Plain, 1)).expect("exact").served);
     let (settled, control) = World::play_from(of(Mode::Auto, SETTLED), |_| {}).expect("exact");
-    let Record { served, ended, .. } = settled;
+    let Record { served, .. } = settled;
     let last = plain / seconds(&served[(SETTLED - 1) * TEXTS..]);
-    let (model, costs) = control.expect("a sidecar").shared(ended);
+    let (model, costs) = control.expect("a sidecar").shared();
     let speed = |begin: &dyn Fn(&Control)| {
         plain / seconds(&World::play_from(of(Mode::Auto, 1), begin).expect("exact").0.served)
     };

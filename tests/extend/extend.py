@@ -99,7 +99,7 @@ ADDITIONS = {
          "            Self::Half { drift } => (Rule::Half, drift),\n"),
     ],
     "metric": [
-        ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',
+        ("src/metrics/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',
          '        counter LONG = "foretell_long_answers_total" [] "Answers of more than 1,000 tokens.";\n'),
         ("src/observe/metrics/requests.rs", "    control_group: IntCounterVec,\n}", "    long: IntCounter,\n"),
         ("src/observe/metrics/requests.rs", "            control_group: new.register(",

@@ -853,7 +853,7 @@ fn teach(control: &Control) {
         for nodes in (0..9).cycle().take(180) {
             learnt.costs.verified(Way::by(VerifyMethod::Tree, 0), nodes, control::Shared::default(), 0.010);
         }
-        learnt.costs.drafted(0, 4, 0.001, Tick(0));
+        learnt.costs.drafted(0, 4, 0.001);
         let vote = Vote::new(Source::Model, Features::default());
         (0..40).for_each(|_| {
             learnt.survival.observe(TemperatureBucket::Greedy, vote, Agreement::Alone, 0, true);

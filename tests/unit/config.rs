@@ -710,7 +710,7 @@ const BEYOND_A_SCHEMA: [&str; 8] = [
 #[test]
 fn the_references_that_are_shipped_are_the_program_s() {
     for (page, told, command) in [
-        ("metrics", foretell_core::words::metric::reference(), "metrics"),
+        ("metrics", foretell_metrics::reference(), "metrics"),
         ("guarantees", foretell_engines::guarantees::reference(), "guarantees"),
         ("policy-reference", reference::policy(), "policy-reference"),
         ("config-reference", reference::process(), "config-reference"),

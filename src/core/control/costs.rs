@@ -27,10 +27,9 @@ pub use shared::SharedCosts;
 pub use verify::{CONTEXTS, Shared, VerifyLine};
 use verify::{Verify, VerifyKey};
 
-use super::belief::Belief;
 use super::learnt_costs::{PlainCosts, VerifyCosts};
+use super::mean::Mean;
 use super::prior::Prior;
-use crate::units::Tick;
 use crate::words::VerifyMethod;
 use foretell_control::regret_budget::RegretBudget;
 
@@ -115,7 +114,7 @@ pub struct Costs {
     usual: [Usual; CONCURRENCIES],
     /// Share of the verify requests of each method that decided nothing, by
     /// [`VerifyMethod::index`].
-    undecided: [Belief; VerifyMethod::ALL.len()],
+    undecided: [Mean<8>; VerifyMethod::ALL.len()],
     /// Times of the model drafters.
     drafts: Drafts,
     /// Result of a probe, used where nothing is measured.
@@ -133,13 +132,11 @@ impl Costs {
         self.verify.take_prior(&prior.verify, self.plain_token_expected());
     }
 
-    /// Makes `now` the origin of time; measurements weigh less by the idle time before.
-    pub fn age(&mut self, now: Tick, idle: f64) {
+    /// Makes measurements weigh less by `idle` seconds.
+    pub fn age(&mut self, idle: f64) {
         let share = FADES / (FADES + idle);
         self.pace.fade(share);
         self.verify.fade(share);
-        self.drafts.age(now);
-        self.undecided.iter_mut().for_each(|belief| belief.age(now));
     }
 
     /// Notes that `seconds` have passed.
@@ -193,22 +190,22 @@ impl Costs {
     }
 
     /// Notes if a verify request of a method decided at least one token.
-    pub fn decided(&mut self, method: VerifyMethod, anything: bool, now: Tick) {
+    pub fn decided(&mut self, method: VerifyMethod, anything: bool) {
         if let Some(share) = self.undecided.get_mut(method.index()) {
-            share.count(f64::from(u8::from(!anything)), now);
+            share.note(f64::from(u8::from(!anything)));
         }
     }
 
     /// Notes a draft of `tokens` tokens in `seconds`, by the model drafter with this number
     /// ([`crate::control::Control::model`]).
-    pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64, now: Tick) {
-        self.drafts.drafted(model, tokens, seconds, now);
+    pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64) {
+        self.drafts.drafted(model, tokens, seconds);
     }
 
     /// Notes the seconds of a shadow pass of a model drafter. `read`: it had read the prompt
     /// before.
-    pub fn shadowed(&mut self, model: u8, seconds: f64, read: bool, now: Tick) {
-        self.drafts.shadowed(model, seconds, read, now);
+    pub fn shadowed(&mut self, model: u8, seconds: f64, read: bool) {
+        self.drafts.shadowed(model, seconds, read);
     }
 
     /// Seconds per plain token; `None` before four were timed.
@@ -269,7 +266,7 @@ impl Costs {
     /// Expected seconds until a round with `nodes` draft tokens is verified: its request, and with
     /// the probability that it decides nothing another one by the fallback.
     pub fn verify(&self, way: Way, nodes: usize, shared: Shared) -> f64 {
-        let undecided = self.undecided.get(way.method.index()).and_then(Belief::known).unwrap_or(0.0);
+        let undecided = self.undecided.get(way.method.index()).and_then(|share| share.known()).unwrap_or(0.0);
         let retry = match way.fallback {
             Some(method) if undecided > 0.0 => {
                 undecided * self.line(Way::by(method, way.context)).seconds(nodes, shared)

@@ -15,7 +15,6 @@ use super::state::{Class, EngineStartState};
 use super::survival::TemperatureBucket;
 use super::{Control, MAX_MODELS, Sums, Survival};
 use crate::draft::{DrafterId, Source};
-use crate::units::Tick;
 
 /// Limit of every mean and every weight (seconds, tokens, observations): far above any real one.
 /// Calculations with figures below it stay below those that a snapshot refuses.
@@ -188,11 +187,11 @@ fn drafter_of(name: &str, models: &mut Vec<String>) -> Option<DrafterId> {
 }
 
 impl Control {
-    /// The local measurements up to `now`, as they are shared: those of the model, and those of the
-    /// engine's process.
-    pub fn shared(&self, now: Tick) -> (SharedModel, SharedCosts) {
+    /// The local measurements as they are shared: those of the model, and those of the engine's
+    /// process.
+    pub fn shared(&self) -> (SharedModel, SharedCosts) {
         let (replica, engine_start) = &*self.states.lock();
-        (SharedModel::of(engine_start), replica.costs.local(now))
+        (SharedModel::of(engine_start), replica.costs.local())
     }
 
     /// Replaces the measurements that others lent.

@@ -5,7 +5,7 @@
 //! result, and now and then with a plain token. They are a function of the context that they
 //! follow.
 
-use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Origin, Tree, Vote};
+use super::{Budget, DrafterId, Features, Feedback, Growing, Lookup, Node, Origin, Tree, Vote};
 use crate::units::TokenId;
 use crate::words::Proposal;
 
@@ -65,7 +65,7 @@ impl Lookup for Head {
         self.fresh().is_some() || self.quiet > SILENT
     }
 
-    fn draft(&self, budget: Budget) -> Tree {
+    fn draft(&self, _: &Growing, budget: Budget) -> Tree {
         let mut tree = Tree::default();
         let Some(proposal) = self.fresh() else { return tree };
         let mut open: Vec<Open> = Vec::new();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     fn read(head: &mut Head, tokens: &[TokenId]) {
-        head.observe(&Feedback { tokens, origin: Origin::Output });
+        head.observe(&Feedback { tokens, origin: Origin::Output, text: &Growing::new() });
     }
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
         head.observe_proposal(&proposal(&[4]), 3);
         read(&mut head, &[4]);
         let nodes = |budget| {
-            let tree = head.draft(budget);
+            let tree = head.draft(&Growing::new(), budget);
             tree.nodes().iter().map(|node| (node.token, node.parent)).collect::<Vec<_>>()
         };
         let whole = [(5, None), (7, Some(0)), (6, None), (9, Some(1)), (1, Some(1)), (8, Some(0))];
@@ -166,11 +166,11 @@ mod tests {
     #[test]
     fn a_head_that_is_silent_has_nothing_to_say() {
         let mut head = Head::new(Source::Head.into());
-        head.observe(&Feedback { tokens: &[1; 40], origin: Origin::Prompt });
+        head.observe(&Feedback { tokens: &[1; 40], origin: Origin::Prompt, text: &Growing::new() });
         read(&mut head, &[1; SILENT]);
         assert!(!head.is_informed());
         read(&mut head, &[1]);
-        assert!(head.is_informed() && head.draft(Budget { nodes: 9, depth: 9 }).is_empty());
+        assert!(head.is_informed() && head.draft(&Growing::new(), Budget { nodes: 9, depth: 9 }).is_empty());
         head.observe_proposal(&proposal(&[4]), 57);
         assert!(!head.is_informed(), "it drafts again");
     }
@@ -186,7 +186,7 @@ mod tests {
                 read(&mut head, &[token]);
             }
             assert_eq!(
-                (head.is_informed(), !head.draft(everything).is_empty()),
+                (head.is_informed(), !head.draft(&Growing::new(), everything).is_empty()),
                 (speaks, speaks),
                 "{after:?}"
             );

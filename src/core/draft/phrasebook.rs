@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use self::shapes::Finder;
 use self::skeleton::{Proposal, Skeleton};
-use super::{Budget, DrafterId, Features, Feedback, Lookup, Origin, Tree};
+use super::{Budget, DrafterId, Features, Feedback, Growing, Lookup, Origin, Tree};
 use crate::units::TokenId;
 
 /// The target's tokens as bytes, for a drafter of texts.
@@ -210,7 +210,7 @@ impl Lookup for Phrasebook {
         seen.tokens.iter().for_each(|&token| self.push(token, seen.origin));
     }
 
-    fn draft(&self, budget: Budget) -> Tree {
+    fn draft(&self, _: &Growing, budget: Budget) -> Tree {
         let most = budget.nodes.min(budget.depth);
         let Some(Following { rest, said, .. }) = &self.following else {
             return self.skeleton(most).unwrap_or_default();
@@ -266,12 +266,12 @@ mod tests {
     fn say(drafter: &mut Phrasebook, origin: Origin, said: &[&str]) {
         for piece in said {
             let tokens: Vec<TokenId> = Pairs.tokens(piece).into_iter().map(|(token, _)| token).collect();
-            drafter.observe(&Feedback { tokens: &tokens, origin });
+            drafter.observe(&Feedback { tokens: &tokens, origin, text: &Growing::new() });
         }
     }
 
     fn shown(drafter: &Phrasebook) -> String {
-        let tree = drafter.draft(Budget { nodes: 8, depth: 8 });
+        let tree = drafter.draft(&Growing::new(), Budget { nodes: 8, depth: 8 });
         let bytes = tree.nodes().iter().flat_map(|node| Pairs.bytes(node.token)).collect();
         String::from_utf8(bytes).unwrap()
     }
@@ -322,7 +322,10 @@ mod tests {
             let phrases = Arc::new(Phrases::new(vec![("!".to_owned(), "?".to_owned())]).unwrap());
             let mut drafter = Phrasebook::new(phrases, schemas, Arc::new(Pairs), Source::Phrasebook.into());
             say(&mut drafter, Origin::Prompt, &[schema]);
-            assert!(drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty(), "the prompt is not the output");
+            assert!(
+                drafter.draft(&Growing::new(), Budget { nodes: 8, depth: 8 }).is_empty(),
+                "the prompt is not the output"
+            );
             say(&mut drafter, Origin::Output, said);
             shown(&drafter)
         };

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::{Budget, DrafterId, Features, Feedback, Lookup, Origin, Tree};
+use super::{Budget, DrafterId, Features, Feedback, Growing, Lookup, Origin, Tree};
 use crate::units::TokenId;
 
 /// Tokens of the output that must agree with the prediction to come back to it.
@@ -94,7 +94,7 @@ impl Lookup for Prediction {
         }
     }
 
-    fn draft(&self, budget: Budget) -> Tree {
+    fn draft(&self, _: &Growing, budget: Budget) -> Tree {
         let Position { at, agreed, lost } = self.position;
         if lost > GUESSES {
             return Tree::default();
@@ -117,9 +117,18 @@ mod tests {
 
     fn followed(text: &[TokenId], output: &[TokenId]) -> Vec<TokenId> {
         let mut drafter = Prediction::new(text.into(), Source::Prediction.into());
-        drafter.observe(&Feedback { tokens: &[9, 9, 1, 2, 3], origin: Origin::Prompt });
-        drafter.observe(&Feedback { tokens: output, origin: Origin::Output });
-        drafter.draft(Budget { nodes: 3, depth: 8 }).nodes().iter().map(|node| node.token).collect()
+        drafter.observe(&Feedback {
+            tokens: &[9, 9, 1, 2, 3],
+            origin: Origin::Prompt,
+            text: &Growing::new(),
+        });
+        drafter.observe(&Feedback { tokens: output, origin: Origin::Output, text: &Growing::new() });
+        drafter
+            .draft(&Growing::new(), Budget { nodes: 3, depth: 8 })
+            .nodes()
+            .iter()
+            .map(|node| node.token)
+            .collect()
     }
 
     const TEXT: [TokenId; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 30, 40];

@@ -4,7 +4,8 @@
 //! recent: text that is being copied continues where it was. Beyond its end an alignment repeats
 //! itself, as periodic text does. Where a long alignment breaks, text that is being rewritten
 //! usually continues one token later: until a new match is found, the draft assumes that one token
-//! was replaced (match length 0, so its acceptance is learnt separately).
+//! was replaced (match length 0, so its acceptance is learnt separately). The tokens of a round are
+//! followed one by one, and the index is searched once for all of them.
 
 use super::suffix::{Growing, SEPARATOR};
 use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
@@ -28,12 +29,11 @@ impl Default for Ngram {
     }
 }
 
-/// The drafter, on the index of [`super::suffix`]. Memory: 9 to 13 bytes per token of the context.
+/// The drafter, on the index of [`super::suffix`].
 #[derive(Debug)]
 pub struct PromptLookup {
     id: DrafterId,
     ngram: Ngram,
-    context: Growing,
     /// Index at which the copied text continues, and the number of tokens that have agreed.
     aligned: Option<(usize, u32)>,
     /// Index at which it would continue if one token was replaced, and the number of tokens for
@@ -41,9 +41,6 @@ pub struct PromptLookup {
     broken: Option<(usize, u32)>,
 }
 
-/// Tokens of a longer text that are followed one by one: an alignment of earlier tokens is not
-/// continued, so a prompt costs one search for each of its last tokens only.
-const FOLLOWED: usize = 64;
 /// One token is assumed to be replaced when an alignment breaks that agreed for at least this many
 /// tokens ...
 const LONG: u32 = 6;
@@ -51,38 +48,33 @@ const LONG: u32 = 6;
 const GUESSES: u32 = 4;
 
 impl PromptLookup {
-    /// A drafter that has seen nothing of its request and votes as `id`. It also copies from the
-    /// client's `prediction`, which may be empty.
-    pub fn new(ngram: Ngram, prediction: &[TokenId], id: DrafterId) -> Self {
-        let mut context = Growing::new();
-        if !prediction.is_empty() {
-            context.extend(prediction);
-            context.push(SEPARATOR);
-        }
-        Self { id, ngram, context, aligned: None, broken: None }
+    /// A drafter that has seen nothing of its request and votes as `id`.
+    pub const fn new(ngram: Ngram, id: DrafterId) -> Self {
+        Self { id, ngram, aligned: None, broken: None }
     }
 
-    fn push(&mut self, token: TokenId) {
-        let agrees = |at: usize| self.context.text().get(at) == Some(&token);
-        let continued =
-            self.aligned.filter(|&(at, _)| agrees(at)).map(|(at, len)| (at + 1, len.saturating_add(1)));
-        let broken = match (self.aligned, self.broken) {
+    /// Follows the alignment past `token`, which is at a later position of `text`.
+    fn follow(&mut self, token: TokenId, text: &[TokenId]) {
+        let continued = self.aligned.filter(|&(at, _)| text.get(at) == Some(&token));
+        self.broken = match (self.aligned, self.broken) {
             (Some((at, len)), _) if continued.is_none() && len >= LONG => Some((at + 1, GUESSES)),
             (_, Some((at, guesses))) => guesses.checked_sub(1).map(|guesses| (at + 1, guesses)),
             _ => None,
         };
-        self.context.push(token);
+        self.aligned = continued.map(|(at, len)| (at + 1, len.saturating_add(1)));
+    }
+
+    /// Takes the latest match of the end of `text`, unless the present one is longer.
+    fn search(&mut self, text: &Growing) {
         let cap = self.ngram.max.max(1);
+        let len = self.aligned.map_or(0, |(_, len)| len);
         // No match counts for more than one of the longest that count.
-        let found = match continued {
-            Some((_, len)) if len > cap => None,
-            _ => self.context.finder().latest(cap as usize).map(|(at, len)| (at, len as u32)),
-        };
-        self.aligned = match (continued, found) {
-            (Some(continued), Some(found)) if continued.1 > found.1 => Some(continued),
-            (continued, found) => found.or(continued),
-        };
-        self.broken = if self.matched().is_none() { broken } else { None };
+        let found = if len > cap { None } else { text.finder().latest(cap as usize) };
+        let found = found.map(|(at, len)| (at, len as u32)).filter(|found| found.1 >= len);
+        self.aligned = found.or(self.aligned);
+        if self.matched().is_some() {
+            self.broken = None;
+        }
     }
 
     fn matched(&self) -> Option<(usize, u32)> {
@@ -92,27 +84,16 @@ impl PromptLookup {
 
 impl Lookup for PromptLookup {
     fn observe(&mut self, seen: &Feedback<'_>) {
-        let (earlier, followed) = seen.tokens.split_at(seen.tokens.len().saturating_sub(FOLLOWED));
-        if !earlier.is_empty() {
-            self.context.extend(earlier);
-            self.aligned = None;
-            self.broken = None;
-        }
-        for &token in followed {
-            self.push(token);
-        }
+        seen.tokens.iter().for_each(|&token| self.follow(token, seen.text.text()));
+        self.search(seen.text);
     }
 
-    fn tidy(&mut self) -> bool {
-        self.context.tidy()
-    }
-
-    fn draft(&self, budget: Budget) -> Tree {
+    fn draft(&self, text: &Growing, budget: Budget) -> Tree {
         let guess = self.broken.map(|(at, _)| (at, 0));
         let Some((start, match_len)) = self.matched().or(guess) else {
             return Tree::default();
         };
-        let text = self.context.text();
+        let text = text.text();
         let period = text.len().saturating_sub(start).max(1);
         let tokens: Vec<TokenId> = (0..budget.nodes.min(budget.depth))
             .map_while(|index| text.get(start + index % period).copied().filter(|&token| token != SEPARATOR))
@@ -121,19 +102,29 @@ impl Lookup for PromptLookup {
     }
 
     fn bytes(&self) -> usize {
-        size_of::<Self>() - size_of::<Growing>() + self.context.bytes()
+        size_of::<Self>()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::{Origin, Source};
+    use crate::draft::{Context, LookupSpec, Origin, Shared, Source};
+
+    /// The draft after `text`, read token by token; a client's prediction is searched as well.
+    fn tree(prediction: &[TokenId], text: &[TokenId], nodes: usize) -> Tree {
+        let spec = LookupSpec::PromptLookup(Ngram::default());
+        let shared = Shared { prediction: prediction.into(), ..Shared::default() };
+        let mut context = Context::new([&spec], &shared);
+        let mut lookup = PromptLookup::new(Ngram::default(), Source::PromptLookup.into());
+        for token in text.chunks(1) {
+            context.read(token, Origin::Output, |seen| lookup.observe(seen));
+        }
+        lookup.draft(context.text(), Budget { nodes, depth: nodes })
+    }
 
     fn draft(text: &[TokenId], nodes: usize) -> Vec<TokenId> {
-        let mut lookup = PromptLookup::new(Ngram::default(), &[], Source::PromptLookup.into());
-        lookup.observe(&Feedback { tokens: text, origin: Origin::Prompt });
-        lookup.draft(Budget { nodes, depth: nodes }).nodes().iter().map(|node| node.token).collect()
+        tree(&[], text, nodes).nodes().iter().map(|node| node.token).collect()
     }
 
     #[test]
@@ -162,10 +153,7 @@ mod tests {
         let original: Vec<TokenId> = (100..120).collect();
         let text = [&original[..], &original[..10], &[7]].concat();
         assert_eq!(draft(&text, 3), [111, 112, 113]);
-        let mut lookup = PromptLookup::new(Ngram::default(), &[], Source::PromptLookup.into());
-        lookup.observe(&Feedback { tokens: &text, origin: Origin::Prompt });
-        let draft = lookup.draft(Budget { nodes: 1, depth: 1 });
-        assert_eq!(draft.nodes()[0].votes.first().features.match_len, 0);
+        assert_eq!(tree(&[], &text, 1).nodes()[0].votes.first().features.match_len, 0);
     }
 
     #[test]
@@ -179,9 +167,7 @@ mod tests {
 
     #[test]
     fn copies_from_the_prediction_as_well_and_never_past_its_end() {
-        let mut lookup = PromptLookup::new(Ngram::default(), &[1, 2, 3, 4], Source::PromptLookup.into());
-        lookup.observe(&Feedback { tokens: &[9, 8, 1, 2], origin: Origin::Prompt });
-        let draft = lookup.draft(Budget { nodes: 5, depth: 5 });
+        let draft = tree(&[1, 2, 3, 4], &[9, 8, 1, 2], 5);
         assert_eq!(draft.nodes().iter().map(|node| node.token).collect::<Vec<_>>(), [3, 4]);
     }
 }

@@ -47,19 +47,17 @@ pub type View = Arc<[Arc<Segment>]>;
 const RULES: Rules =
     Rules { max_nodes: AHEAD, max_spec_factor: 4.0, max_spec_offset: 4.0, min_token_prob: 0.02 };
 
-/// The drafter of one session. Memory: 9 to 13 bytes per token of its context; the texts of earlier
-/// requests are shared.
+/// The drafter of one session; the texts of earlier requests are shared.
 #[derive(Debug)]
 pub struct Suffix {
     id: DrafterId,
-    context: Growing,
     earlier: View,
 }
 
 impl Suffix {
     /// A drafter that has seen nothing of its request, with the texts `earlier`, and votes as `id`.
     pub fn new(earlier: View, id: DrafterId) -> Self {
-        Self { id, context: Growing::new(), earlier }
+        Self { id, earlier }
     }
 
     fn node(&self, proposal: &Proposal, match_len: usize) -> Node {
@@ -70,18 +68,13 @@ impl Suffix {
 }
 
 impl Lookup for Suffix {
-    fn observe(&mut self, seen: &Feedback<'_>) {
-        self.context.extend(seen.tokens);
-    }
-
-    fn tidy(&mut self) -> bool {
-        self.context.tidy()
-    }
+    /// Does nothing: the text itself is searched.
+    fn observe(&mut self, _: &Feedback<'_>) {}
 
     /// The likeliest tokens first, so that a smaller budget is a shorter list.
-    fn draft(&self, budget: Budget) -> Tree {
+    fn draft(&self, text: &Growing, budget: Budget) -> Tree {
         let earlier = self.earlier.iter().map(|segment| segment.source());
-        let finder = Finder::new(earlier.chain(self.context.sources()), self.context.text());
+        let finder = Finder::new(earlier.chain(text.sources()), text.text());
         let Some(draft) = finder.draft(&RULES, Shape::Tree) else { return Tree::default() };
         let mut tree = Tree::default();
         let mut placed: Vec<Option<(usize, usize)>> = Vec::with_capacity(draft.nodes.len());
@@ -101,6 +94,6 @@ impl Lookup for Suffix {
     }
 
     fn bytes(&self) -> usize {
-        size_of::<Self>() - size_of::<Growing>() + self.context.bytes()
+        size_of::<Self>()
     }
 }

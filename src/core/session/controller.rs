@@ -20,7 +20,7 @@ use super::start::{Permission, Resources, Rules};
 use crate::control::{
     Class, Control, Measurements, Quote, Round, RoundCosts, Shared, TemperatureBucket, Tuning, Way,
 };
-use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Tree, merge};
+use crate::draft::{Budget, Context, DrafterId, Lookup, Origin, Tree, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
 use crate::words::{PlainReason, Proposal, Put, VerifyMethod};
 
@@ -100,6 +100,8 @@ pub struct SpeculationController {
     rules: Arc<Rules>,
     /// The drafters, in the policy's order.
     slots: Vec<SessionDrafter>,
+    /// The text that the lookups search.
+    context: Context,
     /// The merged draft of the lookups that plain tokens are compared with; `None` between two
     /// rounds.
     virtual_round: Option<VirtualRound>,
@@ -144,6 +146,7 @@ impl SpeculationController {
             control,
             bucket: rules.bucket(temperature),
             slots: if drafts { SessionDrafter::all(&rules, resources) } else { Vec::new() },
+            context: Context::new(if drafts { &*rules.lookups } else { &[] }, &resources.shared),
             virtual_round: None,
             uncounted: None,
             model: DrafterId::model(resources.model.unwrap_or_default()),
@@ -312,10 +315,14 @@ impl SpeculationController {
         ];
         for (origin, tokens) in slices {
             let Some(tokens) = tokens.filter(|tokens| !tokens.is_empty()) else { continue };
-            for lookup in self.slots.iter_mut().filter_map(SessionDrafter::lookup_mut) {
-                lookup.observe(&Feedback { tokens, origin });
-                lookup.tidy();
-            }
+            let slots = &mut self.slots;
+            self.context.read(tokens, origin, |seen| {
+                slots
+                    .iter_mut()
+                    .filter_map(SessionDrafter::lookup_mut)
+                    .for_each(|lookup| lookup.observe(seen));
+            });
+            self.context.tidy();
         }
         self.fed = self.fed.max(end);
     }
@@ -336,7 +343,7 @@ impl SpeculationController {
 
     /// Bytes allocated by the lookups for this session.
     pub fn lookup_bytes(&self) -> usize {
-        self.lookups().map(Lookup::bytes).sum()
+        self.context.bytes() + self.lookups().map(Lookup::bytes).sum::<usize>()
     }
 
     fn caught_up(&self, done: usize) -> bool {
@@ -442,7 +449,7 @@ impl SpeculationController {
         let streak = self.streak.as_mut();
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
         self.control.with(|learnt| {
-            learnt.costs.decided(put.method, decided, now);
+            learnt.costs.decided(put.method, decided);
             let busy = &learnt.concurrency;
             let reading = busy.read_within(seconds, now) || busy.continued_within(seconds, now);
             let waits = f64::from(u8::from(learnt.concurrency.has_plain_neighbours()));
@@ -467,7 +474,7 @@ impl SpeculationController {
                 let expected = learnt.costs.draft_token(self.model.number) * tokens as f64;
                 return since.after(Duration::from_secs_f64(expected.min(seconds)));
             }
-            learnt.costs.drafted(self.model.number, tokens, seconds, now);
+            learnt.costs.drafted(self.model.number, tokens, seconds);
             now
         })
     }

@@ -250,7 +250,7 @@ impl<W: Walk> Session<W> {
         let Some(Shadowing { since, from, .. }) = self.flight.shadow.take() else { return };
         match event {
             Event::Shadow(choices) => {
-                self.controller.shadowed(self.output.tokens(), from, choices, now.seconds_since(since), now);
+                self.controller.shadowed(self.output.tokens(), from, choices, now.seconds_since(since));
             }
             _ => self.controller.model_failed(self.output.tokens().len()),
         }

@@ -62,7 +62,7 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
         return write!(out, "{}", of.text()).map(|()| OK);
     }
     if args.metrics {
-        return write!(out, "{}", foretell_core::words::metric::reference()).map(|()| OK);
+        return write!(out, "{}", foretell_metrics::reference()).map(|()| OK);
     }
     if args.guarantees {
         return write!(out, "{}", foretell_engines::guarantees::reference()).map(|()| OK);

@@ -4,7 +4,7 @@ use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGauge};
 
 use super::Maker;
 use crate::make;
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 use foretell_net::clock::unix_now;
 
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use prometheus::{IntCounterVec, IntGauge};
 use super::Maker;
 use crate::make;
 use foretell_core::draft::corpus::{Events, Holdings};
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 
 /// The metrics of all tenants' texts together.
 #[derive(Debug)]

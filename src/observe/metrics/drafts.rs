@@ -4,7 +4,7 @@ use prometheus::IntCounterVec;
 
 use super::Maker;
 use crate::make;
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 
 /// Kind of a request to a drafter model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

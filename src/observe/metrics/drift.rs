@@ -5,7 +5,8 @@ use prometheus::{CounterVec, IntCounterVec};
 
 use super::{Finished, Maker};
 use crate::make;
-use foretell_core::words::{Ledger, metric};
+use foretell_core::words::Ledger;
+use foretell_metrics as metric;
 
 /// The metrics of all outputs together.
 #[derive(Debug)]

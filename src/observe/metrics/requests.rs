@@ -7,7 +7,8 @@ use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 use super::models::{ModelLabels, OTHER as OTHER_MODEL};
 use super::{InFlight, Maker};
 use crate::{Finished, make};
-use foretell_core::words::{PassthroughReason, Reason, metric};
+use foretell_core::words::{PassthroughReason, Reason};
+use foretell_metrics as metric;
 use foretell_wire::openai::{Api, Path, Route};
 
 /// The route of requests for anything but text.

@@ -4,7 +4,7 @@ use prometheus::{CounterVec, GaugeVec, Histogram, HistogramVec, IntCounterVec};
 
 use super::Maker;
 use crate::{Finished, Round, make};
-use foretell_core::words::metric::{self, prompt_bucket};
+use foretell_metrics::{self as metric, prompt_bucket};
 
 #[derive(Debug)]
 pub(super) struct RoundMetrics {

@@ -5,7 +5,7 @@ use prometheus::{Counter, Opts};
 use tokio::runtime::Handle;
 
 use crate::make::{self, AtScrape, Made};
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 
 pub(super) fn collector(runtimes: Vec<Handle>) -> Made<impl Collector> {
     let make = |all: &mut make::Families| {

@@ -8,7 +8,7 @@ use prometheus::{
     TextEncoder,
 };
 
-use foretell_core::words::metric::{self, Counter, Metric};
+use foretell_metrics::{self as metric, Counter, Metric};
 
 /// RunKind of a model run, by its costliest part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -172,9 +172,8 @@ impl Learnt {
     }
 
     fn engines(&self, which: impl Fn(&EngineStart) -> bool) -> Vec<LocalEngine> {
-        let now = self.clock.now();
         let engine = |(engine_start, control): (EngineStart, Arc<Control>)| {
-            let (model, costs) = control.shared(now);
+            let (model, costs) = control.shared();
             LocalEngine { engine_start, control, model, costs }
         };
         self.controls().into_iter().filter(|(engine_start, _)| which(engine_start)).map(engine).collect()

@@ -74,8 +74,7 @@ impl Learnt {
     /// # Errors
     /// See [`SnapshotError`].
     pub fn save(&self, file: &Path) -> Result<(), SnapshotError> {
-        let now = self.clock.now();
-        let entry = |(engine_start, control): (EngineStart, Arc<Control>)| match control.save(now) {
+        let entry = |(engine_start, control): (EngineStart, Arc<Control>)| match control.save() {
             Ok(learnt) => Some(EngineStartEntry { engine_start, learnt }),
             Err(error) => {
                 tracing::warn!(replica = engine_start.replica, model = engine_start.model, %error, "costs and acceptance of this engine are dropped");

@@ -8,7 +8,8 @@ use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::drafters::Drafters;
 use super::gates::GateWatch;
-use foretell_core::words::{Gate, Mode, metric};
+use foretell_core::words::{Gate, Mode};
+use foretell_metrics as metric;
 use foretell_net::fleet::identity::Identities;
 use foretell_observe::make::{self, AtScrape, Made};
 use foretell_policy::part::ModelState;

@@ -8,7 +8,7 @@ use prometheus::{Gauge, IntCounterVec, IntGauge};
 use tokio::time::Instant;
 
 use super::{Fault, FaultKind};
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 use foretell_observe::make::{self, AtScrape, Made};
 
 /// The state of the store.

@@ -4,13 +4,11 @@
 //! are saved and shared as if nothing had been lent.
 
 use foretell_core::control::{Control, SharedCosts, SharedModel};
-use foretell_core::units::Tick;
 
 use crate::snapshot::used;
 
 /// Maximum size of an input, bytes.
 const MAX_LEN: usize = 64 << 10;
-const NOW: Tick = Tick(3_000_000);
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
@@ -31,12 +29,12 @@ pub fn run(input: &[u8]) {
         used(control);
     }
     control.lend(&models, &sum.or_probed(&siblings));
-    assert_eq!(control.shared(NOW), alone.shared(NOW), "what is lent is not its own");
+    assert_eq!(control.shared(), alone.shared(), "what is lent is not its own");
     used(&control);
-    control.save(NOW).expect("own measurements can be saved");
+    control.save().expect("own measurements can be saved");
     control.lend(&SharedModel::default(), &SharedCosts::default());
     used(&control);
-    let (shared, _) = control.shared(NOW);
+    let (shared, _) = control.shared();
     let text = serde_json::to_vec(&shared).expect("what is shared is JSON");
     serde_json::from_slice::<SharedModel>(&text).expect("and is read again");
 }

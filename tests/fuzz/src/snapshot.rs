@@ -49,7 +49,7 @@ fn learnt(saved: &Value) {
     for rest in [Duration::ZERO, Duration::from_secs(u64::MAX)] {
         let Ok(control) = Control::restored(saved.clone(), rest) else { continue };
         used(&control);
-        let again = control.save(Tick(5_000_000)).expect("what is read and used can be written");
+        let again = control.save().expect("what is read and used can be written");
         let read: Value = serde_json::from_str(&again.to_string()).expect("what is written is JSON");
         Control::restored(read, Duration::ZERO).expect("what is written is read again");
     }
@@ -59,7 +59,7 @@ fn learnt(saved: &Value) {
 fn changed(mut input: Bytes<'_>) -> Value {
     let control = Control::new();
     (0..8).for_each(|_| used(&control));
-    let mut saved = control.save(Tick(9_000_000)).expect("it can be written");
+    let mut saved = control.save().expect("it can be written");
     while !input.is_empty() {
         replace(&mut saved, &mut input);
     }

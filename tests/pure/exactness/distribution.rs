@@ -14,12 +14,12 @@ use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell_core::control::{self, Control, TemperatureBucket};
 use foretell_core::draft::suffix::Segment;
 use foretell_core::draft::{
-    Agreement, Budget, DrafterId, Features, Feedback, LookupSpec, Ngram, Node, Origin, Phrases, Scope,
-    Shared, Source, Spelling, Tree, Vote,
+    Agreement, Budget, Context, DrafterId, Features, LookupSpec, Ngram, Node, Origin, Phrases, Scope, Shared,
+    Source, Spelling, Tree, Vote,
 };
 use foretell_core::session::accept::{self, Accept, Accepted, Draws, Judged, Walk};
 use foretell_core::session::{Ending, Resources, Rules};
-use foretell_core::units::{Tick, TokenId};
+use foretell_core::units::TokenId;
 use foretell_core::words::{Ledger, VerifyMethod};
 use rstest::rstest;
 
@@ -84,9 +84,10 @@ impl Spelling for Parts {
 fn a_schema_in_the_prompt_affects_these_worlds() {
     let spec = LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true };
     let mut drafter = spec.build(spec.source().into(), &shared()).unwrap();
-    drafter.observe(&Feedback { tokens: &[0, 1, 0, 1, 2], origin: Origin::Prompt });
-    drafter.observe(&Feedback { tokens: &[2, 0], origin: Origin::Output });
-    let draft = drafter.draft(Budget { nodes: 3, depth: 3 });
+    let mut context = Context::new([&spec], &shared());
+    context.read(&[0, 1, 0, 1, 2], Origin::Prompt, |seen| drafter.observe(seen));
+    context.read(&[2, 0], Origin::Output, |seen| drafter.observe(seen));
+    let draft = drafter.draft(context.text(), Budget { nodes: 3, depth: 3 });
     assert_eq!((draft.len(), draft.path(0)), (1, vec![1]));
 }
 
@@ -359,7 +360,7 @@ fn confident(methods: &[VerifyMethod]) -> Control {
                 learnt.survival.observe(TemperatureBucket::Greedy, vote, Agreement::Alone, 0, true);
             });
         }
-        learnt.costs.drafted(2, 4, 0.001, Tick(0));
+        learnt.costs.drafted(2, 4, 0.001);
     });
     control
 }

@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::belief::Belief;
-use crate::units::Tick;
+use crate::control::mean::Mean;
 
 /// Times of every model drafter, indexed by its number.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -13,13 +12,13 @@ pub(super) struct Drafts(Vec<Times>);
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Times {
     /// Seconds per drafted token.
-    pub token: Belief,
+    pub token: Mean<8>,
     /// Seconds of a shadow pass, of either kind below.
-    pub shadow: Belief,
+    pub shadow: Mean<8>,
     /// Seconds of a shadow pass of a drafter that had read the prompt before.
-    pub chunk: Belief,
+    pub chunk: Mean<8>,
     /// Seconds of a shadow pass that read the prompt.
-    pub reading: Belief,
+    pub reading: Mean<8>,
 }
 
 impl Drafts {
@@ -29,25 +28,17 @@ impl Drafts {
     }
 
     /// Notes a draft of `tokens` tokens that took `seconds`.
-    pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64, now: Tick) {
-        self.times(model, |times| times.token.observe(seconds / tokens.max(1) as f64, now));
+    pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64) {
+        self.times(model, |times| times.token.note_time(seconds / tokens.max(1) as f64));
     }
 
     /// Notes a shadow pass that took `seconds`. `read`: the prompt had been read before.
-    pub fn shadowed(&mut self, model: u8, seconds: f64, read: bool, now: Tick) {
+    pub fn shadowed(&mut self, model: u8, seconds: f64, read: bool) {
         self.times(model, |times| {
-            times.shadow.observe(seconds, now);
+            times.shadow.note_time(seconds);
             let kind = if read { &mut times.chunk } else { &mut times.reading };
-            kind.observe(seconds, now);
+            kind.note_time(seconds);
         });
-    }
-
-    /// Makes `now` the origin of time.
-    pub fn age(&mut self, now: Tick) {
-        let all = self.0.iter_mut();
-        let beliefs =
-            all.flat_map(|times| [&mut times.token, &mut times.shadow, &mut times.chunk, &mut times.reading]);
-        beliefs.for_each(|belief| belief.age(now));
     }
 
     fn times(&mut self, model: u8, note: impl FnOnce(&mut Times)) {
@@ -66,11 +57,11 @@ mod tests {
     #[test]
     fn each_model_has_its_own_times() {
         let mut drafts = Drafts::default();
-        drafts.drafted(2, 4, 0.008, Tick(0));
-        drafts.shadowed(0, 0.2, false, Tick(0));
+        drafts.drafted(2, 4, 0.008);
+        drafts.shadowed(0, 0.2, false);
         let known = |model| {
             let Times { token, shadow, chunk, reading } = drafts.of(model);
-            [token, shadow, chunk, reading].map(|belief| belief.known())
+            [token, shadow, chunk, reading].map(Mean::known)
         };
         assert_eq!(known(2), [Some(0.002), None, None, None]);
         assert_eq!(known(0), [None, Some(0.2), None, Some(0.2)]);

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::concurrency::{ConcurrencyBucket, SIZES};
+use crate::control::mean::Mean;
 use crate::control::shared::Sum;
 
 /// Steps after which one weighs a third.
@@ -25,8 +26,6 @@ const READING: f64 = 0.03;
 const PAUSE_TOKENS: f64 = 24.0;
 /// Steps from which on longer gaps are taken for pauses.
 const SETTLED: f64 = 8.0;
-/// Steps that were not clean, and resumptions, that a mean is over.
-const FEW: f64 = 16.0;
 
 /// Reasons for which plain tokens take longer than a plain step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -39,24 +38,6 @@ pub struct Disturbance {
     pub resumed: bool,
 }
 
-/// A mean over the last [`FEW`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Mean {
-    mean: f64,
-    weight: f64,
-}
-
-impl Mean {
-    fn note(&mut self, value: f64) {
-        self.weight = (self.weight + 1.0).min(FEW);
-        self.mean += (value - self.mean) / self.weight;
-    }
-
-    fn known(self) -> Option<f64> {
-        (self.weight >= FEW).then_some(self.mean)
-    }
-}
-
 /// Plain tokens at one concurrency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Stretch {
@@ -67,12 +48,12 @@ struct Stretch {
     #[serde(skip)]
     lent: Sum,
     /// Seconds of a plain token concurrent with drafts, and of a verify request.
-    shared: Mean,
-    verify: Mean,
+    shared: Mean<16>,
+    verify: Mean<16>,
     /// Seconds that resuming after rounds takes beyond a token, and the first verify request beyond
     /// another one.
-    resumed: Mean,
-    entered: Mean,
+    resumed: Mean<16>,
+    entered: Mean<16>,
 }
 
 impl Stretch {
@@ -83,7 +64,7 @@ impl Stretch {
     }
 
     fn token(&self) -> Option<f64> {
-        let limits = [self.shared.known(), self.verify.known()].into_iter().flatten();
+        let limits = [self.shared.settled(), self.verify.settled()].into_iter().flatten();
         Some(limits.fold(self.clean()?, f64::min).max(1e-7))
     }
 
@@ -135,7 +116,7 @@ impl Pace {
 
     /// The usual seconds of a verify request at this concurrency; `None` before some were measured.
     pub fn usual_verify(&self, at: ConcurrencyBucket) -> Option<f64> {
-        self.0.get(at.index())?.verify.known()
+        self.0.get(at.index())?.verify.settled()
     }
 
     /// Seconds of a plain token at this concurrency, or at the nearest where it is known, of two
@@ -170,9 +151,9 @@ impl Pace {
 
     /// A mean at this concurrency or the nearest lower one: the queue of a high concurrency does
     /// not apply to a low one.
-    fn lower(&self, at: ConcurrencyBucket, which: impl Fn(&Stretch) -> Mean) -> Option<f64> {
+    fn lower(&self, at: ConcurrencyBucket, which: impl Fn(&Stretch) -> Mean<16>) -> Option<f64> {
         let lower = self.0.iter().take(at.index() + 1).rev();
-        lower.map(which).find(|mean| mean.weight > 0.0).map(|mean| mean.mean)
+        lower.map(which).find_map(Mean::known)
     }
 
     /// Makes all measurements weigh this share of what they did; a pace that is known stays so.

@@ -12,7 +12,6 @@ use super::pace::KNOWN;
 use super::verify::VerifyKey;
 use super::{Costs, FADES};
 use crate::control::shared::{Sum, add_all};
-use crate::units::Tick;
 
 /// Weight of the measurements of another process of the same model, in measurements.
 const SIBLINGS: f64 = 0.5;
@@ -26,8 +25,6 @@ pub struct SharedCosts {
     pace: BTreeMap<usize, Sum>,
     #[serde(with = "crate::control::pairs")]
     verify: BTreeMap<VerifyKey, Moments>,
-    /// Share of verify requests that decided nothing, by verification method.
-    undecided: BTreeMap<usize, Sum>,
 }
 
 impl SharedCosts {
@@ -39,7 +36,6 @@ impl SharedCosts {
                 self.verify.entry(*key).or_default().merge(moments);
             }
         }
-        add_all(&mut self.undecided, &other.undecided);
     }
 
     /// Reduces the weights by `idle` seconds without a measurement.
@@ -51,14 +47,11 @@ impl SharedCosts {
         for moments in self.verify.values_mut() {
             *moments = moments.within(moments.weight * keep);
         }
-        for sum in self.undecided.values_mut() {
-            *sum = sum.within(sum.1 * keep);
-        }
     }
 
     /// True if nothing was measured.
     pub fn is_empty(&self) -> bool {
-        self.verify.is_empty() && self.pace.is_empty() && self.undecided.is_empty()
+        self.verify.is_empty() && self.pace.is_empty()
     }
 
     /// These costs, and those of other processes of the same model where nothing was measured of
@@ -69,30 +62,19 @@ impl SharedCosts {
         for (key, moments) in &siblings.verify {
             self.verify.entry(*key).or_insert_with(|| moments.within(SIBLINGS));
         }
-        for (index, sum) in &siblings.undecided {
-            self.undecided.entry(*index).or_insert_with(|| sum.within(SIBLINGS));
-        }
         self
     }
 }
 
 impl Costs {
-    /// The local measurements, with their weights at `now`, as they are shared.
-    pub(in crate::control) fn local(&self, now: Tick) -> SharedCosts {
-        let undecided = self.undecided.iter().map(|belief| belief.shared(now)).enumerate();
-        SharedCosts {
-            pace: self.pace.local(),
-            verify: self.verify.local(),
-            undecided: undecided.filter(|(_, sum)| sum.1 > 0.0).collect(),
-        }
+    /// The local measurements, as they are shared.
+    pub(in crate::control) fn local(&self) -> SharedCosts {
+        SharedCosts { pace: self.pace.local(), verify: self.verify.local() }
     }
 
     /// Replaces the measurements that others lent.
     pub(in crate::control) fn lend(&mut self, lent: &SharedCosts) {
         self.pace.lend(&lent.pace);
         self.verify.lend(&lent.verify, self.plain_token_expected());
-        for (at, belief) in self.undecided.iter_mut().enumerate() {
-            belief.lend(lent.undecided.get(&at).copied().unwrap_or_default());
-        }
     }
 }

@@ -137,7 +137,7 @@ fn a_method_that_leaves_half_undecided_costs_half_a_fallback_request_more() {
     verified(&mut costs, SCORE, 0.012, 0.0);
     verified(&mut costs, Way::by(VerifyMethod::FanOut, 40), 0.050, 0.0);
     assert!(near(costs.verify(way, 4, ALONE), 0.012), "no request was seen to decide nothing");
-    (0..100).for_each(|round| costs.decided(VerifyMethod::Score, round % 2 == 0, Tick(0)));
+    (0..100).for_each(|round| costs.decided(VerifyMethod::Score, round % 2 == 0));
     assert!((costs.verify(way, 4, ALONE) - 0.037).abs() < 0.005);
     assert!(near(costs.verify(SCORE, 4, ALONE), 0.012), "without a fallback the round is over");
 }
@@ -146,10 +146,10 @@ fn a_method_that_leaves_half_undecided_costs_half_a_fallback_request_more() {
 fn a_drafter_that_reads_fast_is_not_taken_for_slow() {
     let mut costs = plain_at(0.1);
     assert!(near(costs.draft_token(0), 0.015), "a guess");
-    costs.shadowed(0, 0.2, false, Tick(0));
+    costs.shadowed(0, 0.2, false);
     assert!(near(costs.draft_token(0), 0.015), "that pass read the prompt");
-    costs.shadowed(0, 0.002, true, Tick(0));
+    costs.shadowed(0, 0.002, true);
     assert!((costs.draft_token(0) - 0.002).abs() < 1e-9);
-    costs.drafted(0, 4, 0.012, Tick(0));
+    costs.drafted(0, 4, 0.012);
     assert!((costs.draft_token(0) - 0.003).abs() < 1e-9, "measured");
 }

@@ -247,6 +247,6 @@ impl SpeculationController {
 
     /// The drafts of all lookups.
     pub(super) fn looked_up(&self, budget: Budget) -> Vec<Tree> {
-        self.lookups().map(|lookup| lookup.draft(budget)).collect()
+        self.lookups().map(|lookup| lookup.draft(self.context.text(), budget)).collect()
     }
 }

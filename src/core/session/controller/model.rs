@@ -4,7 +4,7 @@ use super::{EVIDENCE, SpeculationController, score};
 use crate::control::{Measurements, Quote, Round, RoundCosts};
 use crate::draft::{Features, Tree};
 use crate::session::shadow::ShadowSchedule;
-use crate::units::{Tick, TokenId};
+use crate::units::TokenId;
 
 impl SpeculationController {
     /// The first output index to request from the model drafter; `None` if no pass is due after
@@ -83,14 +83,7 @@ impl SpeculationController {
 
     /// Takes a shadow pass of `seconds`: the model drafter's choices at the output positions
     /// `from..`, `None` where its choice is no token of the target's.
-    pub fn shadowed(
-        &mut self,
-        output: &[TokenId],
-        from: usize,
-        choices: &[Option<TokenId>],
-        seconds: f64,
-        now: Tick,
-    ) {
+    pub fn shadowed(&mut self, output: &[TokenId], from: usize, choices: &[Option<TokenId>], seconds: f64) {
         let gamma = self
             .control
             .with(|learnt| {
@@ -120,7 +113,7 @@ impl SpeculationController {
             rest = behind;
         }
         let (promising, earned) = self.control.with(|learnt| {
-            learnt.costs.shadowed(self.model.number, seconds, self.has_read(), now);
+            learnt.costs.shadowed(self.model.number, seconds, self.has_read());
             let earned = ShadowSchedule::earned_by(
                 learnt.costs.shadow_pass(self.model.number),
                 learnt.costs.plain_token(),

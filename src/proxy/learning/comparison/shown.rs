@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{Compared, Comparisons};
 use foretell_config::store::PolicyStore;
 use foretell_core::control::groups::Interval;
-use foretell_core::words::metric;
+use foretell_metrics as metric;
 use foretell_observe::coverage::Projected;
 use foretell_observe::make::{self, AtScrape, Made};
 

@@ -1,6 +1,6 @@
 //! The list itself, in sections by the question that a metric answers.
 
-use super::{Counter, Gauge, Histogram, Metric, MetricEntry, Section};
+use crate::{Counter, Gauge, Histogram, Metric, MetricEntry, Section};
 
 /// Seconds of work in Foretell itself.
 const WORK: &[f64] = &[5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 pub use catalogue::*;
 
-use super::{Gate, Mode, PassthroughReason, PlainReason, VerifyMethod};
+use foretell_core::words::{Conditions, Gate, Mode, PassthroughReason, PlainReason, VerifyMethod};
 
 /// The name, labels and help text of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,13 +194,13 @@ fn labels() -> Vec<Label> {
         closed(
             "temperature",
             "range of a request's temperature, of which the first is exactly 0",
-            &super::Conditions::TEMPERATURES,
+            &Conditions::TEMPERATURES,
         ),
         closed("signal", "a figure of an engine's load", &["running", "waiting", "kv"]),
         closed("source", "where a number of tokens comes from", &["reported", "estimated"]),
         closed("stage", "a part of Foretell's work", &Stage::ALL.map(Stage::name)),
         open("status", "HTTP status of an answer of `foretell target`"),
-        closed("load", "range of an engine's load, 0 idle to 1 full or waiting", &super::Conditions::LOADS),
+        closed("load", "range of an engine's load, 0 idle to 1 full or waiting", &Conditions::LOADS),
         closed("to", "state after a change: of a gate, or of a breaker", &["open", "closed", "half_open"]),
         open("version", "of the program, or the hash of a configuration"),
     ]
