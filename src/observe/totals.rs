@@ -55,6 +55,8 @@ pub struct Sums {
     reasons: BTreeMap<Reason, u64>,
     /// Rounds by name of the drafter.
     drafters: BTreeMap<&'static str, Rounds>,
+    /// Rounds by range of temperatures and of loads.
+    conditions: BTreeMap<(&'static str, &'static str), Under>,
     /// Positions that a relaxed rule decided.
     pub relaxed: u64,
     /// Tokens emitted that the target had not chosen.
@@ -153,6 +155,45 @@ impl Rounds {
     }
 }
 
+/// Rounds of one range of temperatures and one of loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Under {
+    rounds: u64,
+    drafted: u64,
+    accepted: u64,
+    /// Sum of their tolerances.
+    tolerance: f64,
+}
+
+impl Under {
+    fn add(&mut self, round: &Round) {
+        self.rounds += 1;
+        self.drafted += u64::from(round.drafted);
+        self.accepted += u64::from(round.accepted);
+        self.tolerance += round.conditions.tolerance;
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            rounds: self.rounds - before.rounds,
+            drafted: self.drafted - before.drafted,
+            accepted: self.accepted - before.accepted,
+            tolerance: self.tolerance - before.tolerance,
+        }
+    }
+
+    fn to_json(self, (temperature, load): (&str, &str)) -> Value {
+        json!({
+            "temperature": temperature,
+            "load": load,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "tolerance": self.tolerance / self.rounds.max(1) as f64,
+        })
+    }
+}
+
 impl Sums {
     fn add(&mut self, finished: &Finished) {
         if finished.route.is_none() {
@@ -181,6 +222,8 @@ impl Sums {
         }
         for round in &finished.speculation.rounds {
             self.drafters.entry(round.drafter).or_default().add(round);
+            let ranges = (round.conditions.temperature_range(), round.conditions.load_range());
+            self.conditions.entry(ranges).or_default().add(round);
         }
     }
 
@@ -194,6 +237,10 @@ impl Sums {
         let drafter = |(name, rounds): (&&'static str, &Rounds)| {
             let more = before.drafters.get(name).map_or(*rounds, |before| rounds.since(before));
             (more.rounds > 0).then_some((*name, more))
+        };
+        let under = |(ranges, rounds): (&(&'static str, &'static str), &Under)| {
+            let more = before.conditions.get(ranges).map_or(*rounds, |before| rounds.since(before));
+            (more.rounds > 0).then_some((*ranges, more))
         };
         let mut paths = self.paths;
         for (now, before) in paths.iter_mut().zip(before.paths) {
@@ -210,6 +257,7 @@ impl Sums {
             client_gone: self.client_gone - before.client_gone,
             reasons: self.reasons.iter().filter_map(reason).collect(),
             drafters: self.drafters.iter().filter_map(drafter).collect(),
+            conditions: self.conditions.iter().filter_map(under).collect(),
             relaxed: self.relaxed - before.relaxed,
             substitutions: self.substitutions - before.substitutions,
         }
@@ -239,6 +287,7 @@ impl Sums {
             "disconnected": self.client_gone,
             "reasons": reasons.collect::<Vec<_>>(),
             "drafters": self.drafters.iter().map(|(name, rounds)| rounds.to_json(name)).collect::<Vec<_>>(),
+            "conditions": self.conditions.iter().map(|(at, rounds)| rounds.to_json(*at)).collect::<Vec<_>>(),
             "relaxed": self.relaxed,
             "substitutions": self.substitutions,
         })
@@ -294,6 +343,8 @@ mod tests {
         assert_eq!(lookup["positions"], json!([[2, 2], [2, 2], [1, 0], [1, 0]]));
         assert_eq!(told["drafters"][0]["positions"], json!([[1, 1], [1, 0], [1, 0]]), "a tree of depth 3");
         assert!((lookup["verify_seconds"].as_f64().unwrap() - 0.04).abs() < 1e-9);
+        let cold = json!({ "temperature": "0", "load": "0-0.25", "rounds": 3, "drafted": 12, "accepted": 5, "tolerance": 0.0 });
+        assert_eq!(told["conditions"], json!([cold]));
     }
 
     #[test]

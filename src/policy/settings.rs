@@ -105,7 +105,7 @@ pub struct Gates {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Holdback {
-    /// Greatest share. It is smaller where speculation is fast, so that the group costs 2.5 % of
+    /// Greatest share. It is smaller where speculation is fast, so that the group costs 2.4 % of
     /// the speed, and falls as the comparison becomes certain.
     #[schemars(range(min = 0, max = 1))]
     pub start: f64,

@@ -31,7 +31,7 @@ const BLOCK: u32 = 1;
 /// Half-width of the interval of the logarithm below which the group may have its minimum size.
 const NARROW: f64 = 0.05;
 /// Most of the speed that the control group may cost: a new user's first requests count, too.
-const COST: f64 = 0.025;
+const COST: f64 = 0.024;
 /// Speedup that is assumed before any is measured or projected.
 const ASSUMED: f64 = 12.0;
 /// A gate that recloses at once waits longer every time, up to this multiple.

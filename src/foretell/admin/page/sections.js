@@ -295,6 +295,25 @@ export function coverage(report) {
 
 // ------------------------------------------------------------------------------------------------ drafts
 
+const LOADS = ["0-0.25", "0.25-0.5", "0.5-0.75", "0.75-1"];
+
+/** The longer the drafts of a temperature and load, the darker. */
+function conditions(cells) {
+  const longest = Math.max(1, ...cells.map((each) => each.drafted / each.rounds));
+  const temperatures = [...new Set(cells.map((each) => each.temperature))];
+  rows(body("conditions"), temperatures, (each) => each, (temperature) => [temperature, ...LOADS.map((load) => {
+    const cell = cells.find((each) => each.temperature === temperature && each.load === load);
+    if (cell === undefined) return { text: "–", class: "muted" };
+    const gamma = cell.drafted / cell.rounds;
+    const tolerance = cell.tolerance > 0 ? `, τ ${figure(cell.tolerance)}` : "";
+    const fill = (node) => {
+      say(node, `${figure(gamma)}, ${share(cell.accepted, cell.drafted)}${tolerance}`);
+      node.style.setProperty("--part", `${Math.round((30 * gamma) / longest)}%`);
+    };
+    return { node: () => element("span", { class: "heat" }), same: "heat", fill, title: `${whole(cell.rounds)} rounds` };
+  })], "No round yet.");
+}
+
 const DRAFTERS = { prompt_lookup: "prompt lookup", none: "none (an empty round)" };
 
 export function drafts(status, span) {
@@ -308,6 +327,7 @@ export function drafts(status, span) {
     millis((1000 * each.draft_seconds) / each.rounds),
     millis((1000 * each.verify_seconds) / each.rounds),
   ], "No round yet.");
+  conditions(status[span].conditions);
   const figures = drafters.filter((each) => each.positions.length > 0);
   const shown = figures.length > 0 ? figures : [{ drafter: "", places: [] }];
   const make = () => element("div", { class: "drafter" }, element("span", {}), element("span", { class: "scroll" }), element("small", {}));
