@@ -1,10 +1,10 @@
 //! The choice: which draft tokens of all rows go into the next step.
 //!
-//! A step decodes one token of each row, and verifies draft tokens besides. The tokens of all
-//! drafts are taken in order of their survival (the probability that they and all before them are
-//! accepted), for as long as that raises the tokens per second of the step. So a token that is
-//! likely in one row goes before one that is unlikely in another, and no row
-//! has a length that others do not matter to.
+//! A step decodes one token of each row, and verifies draft tokens besides, for which every row
+//! waits. So tokens are taken for as long as that raises the geometric mean of the rows' speeds: a
+//! token that is likely in one row goes before one that is unlikely in another, and a row that
+//! copies does not make those slow that have no draft, as it would if tokens per second of the step
+//! were all that counts.
 
 use super::cost::StepCost;
 
@@ -22,7 +22,8 @@ pub struct Candidate<'a> {
 pub struct Choice {
     /// Draft tokens of each candidate, in order.
     pub lengths: Vec<usize>,
-    /// Expected tokens per second ÷ those of the step without drafts; 1 without drafts.
+    /// Expected geometric mean of the rows' speeds ÷ that of the step without drafts; 1 without
+    /// drafts.
     pub gain: f64,
 }
 
@@ -31,26 +32,24 @@ pub struct Choice {
 pub fn allocate(rows: usize, candidates: &[Candidate<'_>], cost: &StepCost, least: f64) -> Choice {
     let mut lengths: Vec<usize> = candidates.iter().map(forced).collect();
     let forced: usize = lengths.iter().sum();
-    let plain = rows as f64 / cost.plain;
-    let mut tokens = rows as f64 + candidates.iter().zip(&lengths).map(expected).sum::<f64>();
+    // Logarithms of speeds, times the number of rows.
+    let slower = |drafted: usize| rows as f64 * (cost.at(drafted) / cost.plain).ln();
+    let mut value =
+        candidates.iter().zip(&lengths).map(|(row, &length)| expected(row, length).ln()).sum::<f64>();
     let free = candidates.iter().enumerate().filter(|(_, candidate)| candidate.forced.is_none());
     let mut order: Vec<(f64, usize)> =
-        free.flat_map(|(index, candidate)| candidate.survival.iter().map(move |&s| (s, index))).collect();
+        free.flat_map(|(index, row)| faster(row).map(move |by| (by, index))).collect();
     // Stable, so that the tokens of a draft stay in their order.
     order.sort_by(|one, other| other.0.total_cmp(&one.0));
-    let mut best = (tokens / cost.at(forced), 0);
-    for (taken, (survival, _)) in order.iter().enumerate() {
-        tokens += survival;
-        let rate = tokens / cost.at(forced + taken + 1);
-        if rate > best.0 {
-            best = (rate, taken + 1);
-        }
-        // Less likely ones cannot pay either, once one does not pay its cost.
-        if *survival < rate * cost.token {
-            break;
+    let mut best = (value - slower(forced), 0);
+    for (taken, (by, _)) in order.iter().enumerate() {
+        value += by;
+        let now = value - slower(forced + taken + 1);
+        if now > best.0 {
+            best = (now, taken + 1);
         }
     }
-    let gain = best.0 / plain;
+    let gain = (best.0 / rows.max(1) as f64).exp();
     if gain < least && forced == 0 {
         return Choice { lengths: vec![0; candidates.len()], gain: 1.0 };
     }
@@ -66,8 +65,18 @@ fn forced(candidate: &Candidate<'_>) -> usize {
     candidate.forced.map_or(0, |forced| forced.min(candidate.survival.len()))
 }
 
-fn expected((candidate, &length): (&Candidate<'_>, &usize)) -> f64 {
-    candidate.survival.iter().take(length).sum()
+/// Tokens that a row is expected to yield with so many draft tokens.
+fn expected(row: &Candidate<'_>, length: usize) -> f64 {
+    1.0 + row.survival.iter().take(length).sum::<f64>()
+}
+
+/// By how much each token of a draft makes its row faster, as a logarithm: never rising.
+fn faster(row: &Candidate<'_>) -> impl Iterator<Item = f64> {
+    row.survival.iter().scan(1.0, |tokens, survival| {
+        let before = *tokens;
+        *tokens += survival;
+        Some((*tokens / before).ln())
+    })
 }
 
 #[cfg(test)]
@@ -91,10 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn the_likeliest_tokens_of_all_rows_go_first() {
+    fn the_likeliest_tokens_of_all_rows_go_first_and_none_makes_the_others_slow() {
         let dear = StepCost { token: 0.006, ..COST };
         let choice = allocate(2, &[free(&[0.95, 0.9]), free(&[0.5, 0.2])], &dear, 1.0);
-        assert_eq!(choice.lengths, [2, 0]);
+        assert_eq!(choice.lengths, [2, 1]);
+        // One row of eight copies: the others wait for each of its tokens.
+        let copies = |rows| allocate(rows, &[free(&[1.0; 8])], &StepCost { any: 0.0, ..COST }, 1.0).lengths;
+        assert_eq!((copies(1), copies(8)), (vec![8], vec![2]));
         // The more rows share a step, the dearer is a token in it.
         let choice = allocate(12, &[free(&[0.9, 0.6])], &StepCost { any: 0.0, ..COST }, 1.0);
         assert_eq!(choice.lengths, [1]);
@@ -108,9 +120,10 @@ mod tests {
         assert_eq!(allocate(1, &[free(&[0.11])], &COST, 1.0).lengths, [1]);
     }
 
-    fn rate(rows: usize, drafts: &[Vec<f64>], lengths: &[usize]) -> f64 {
-        let tokens: f64 = drafts.iter().zip(lengths).map(|(d, &n)| d[..n].iter().sum::<f64>()).sum();
-        (rows as f64 + tokens) / COST.at(lengths.iter().sum())
+    /// Logarithm of the product of the rows' speeds.
+    fn speed(rows: usize, drafts: &[Vec<f64>], lengths: &[usize]) -> f64 {
+        let faster = drafts.iter().zip(lengths).map(|(draft, &length)| expected(&free(draft), length).ln());
+        faster.sum::<f64>() - rows as f64 * COST.at(lengths.iter().sum()).ln()
     }
 
     proptest! {
@@ -125,10 +138,10 @@ mod tests {
                 .collect();
             let rows = drafts.len() + others;
             let candidates: Vec<_> = drafts.iter().map(|draft| free(draft)).collect();
-            let chosen = rate(rows, &drafts, &allocate(rows, &candidates, &COST, 1.0).lengths);
+            let chosen = speed(rows, &drafts, &allocate(rows, &candidates, &COST, 1.0).lengths);
             let mut lengths = vec![0; drafts.len()];
             loop {
-                prop_assert!(rate(rows, &drafts, &lengths) <= chosen + 1e-6);
+                prop_assert!(speed(rows, &drafts, &lengths) <= chosen + 1e-6);
                 let Some(at) = (0..lengths.len()).find(|&at| lengths[at] < drafts[at].len()) else { break };
                 lengths[at] += 1;
                 lengths[..at].fill(0);

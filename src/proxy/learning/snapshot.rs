@@ -21,8 +21,9 @@ use foretell_net::clock::unix_now;
 use foretell_net::fleet::identity::EngineStart;
 use foretell_net::http::drain::Lifecycle;
 
-/// The version of the file: statistics are stored by kind of drafter, in their order.
-const VERSION: u32 = 3;
+/// The version of statistics, in files and in the fleet store: they are stored by kind of drafter,
+/// in their order.
+pub(crate) const VERSION: u32 = 3;
 /// Interval between writes.
 const EVERY: Duration = Duration::from_mins(1);
 

@@ -4,9 +4,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::learning::shared::Statistics;
+use crate::learning::snapshot::VERSION;
 
 #[derive(Serialize, Deserialize)]
 struct StoreEntry {
+    version: u32,
     /// Unix seconds.
     saved: u64,
     learnt: Statistics,
@@ -20,7 +22,7 @@ pub fn encode(learnt: Statistics, now: u64) -> serde_json::Result<Option<Vec<u8>
     if learnt.is_empty() {
         return Ok(None);
     }
-    serde_json::to_vec(&StoreEntry { saved: now, learnt }).map(Some)
+    serde_json::to_vec(&StoreEntry { version: VERSION, saved: now, learnt }).map(Some)
 }
 
 /// Maximum bytes of an entry: anyone who writes to the store decides how long one is, and parsed
@@ -33,7 +35,10 @@ pub fn decode(entry: &[u8], now: u64) -> Option<Statistics> {
     if entry.len() > MAX_BYTES {
         return None;
     }
-    let StoreEntry { saved, mut learnt } = serde_json::from_slice(entry).ok()?;
+    let StoreEntry { version, saved, mut learnt } = serde_json::from_slice(entry).ok()?;
+    if version != VERSION {
+        return None;
+    }
     learnt.age(now.saturating_sub(saved) as f64);
     Some(learnt)
 }
