@@ -31,7 +31,7 @@ const TIDIED_ROWS: usize = 2;
 const ROW_BYTES: u64 = 8 << 10;
 const TOKEN_BYTES: u64 = 24;
 /// Expected gain without which nothing is drafted.
-const MIN_GAIN: f64 = 1.01;
+const MIN_GAIN: f64 = 1.03;
 /// Steps without a draft after which a draft is tried although its cost is expected to exceed its
 /// gain: costs change, and without drafts nothing would show it.
 const TRIAL_INTERVAL: u32 = 256;
