@@ -86,7 +86,8 @@ impl Basis {
     }
 }
 
-/// The mean load with which verify requests share the engine.
+/// The mean load with which verify requests share the engine. By the load of the moment instead of
+/// it `friendly-sixteen-clients` reaches 0.83 of the best fixed length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Usual {
     concurrent: f64,
