@@ -260,9 +260,8 @@ fn the_memory_of_a_session_includes_its_growing_lookups() {
     let one = LookupSpec::PromptLookup(Ngram { min: 1, max: 4 });
     let (fresh, once) = grown(vec![one.clone()]);
     let (_, twice) = grown(vec![one.clone(), one]);
-    let lookup = twice - once;
-    // Ten tokens.
-    assert!(lookup >= 10 * 4, "{lookup}");
+    // Ten tokens, indexed once for both.
+    assert!(twice - once < 200, "{once} to {twice}");
     assert!(once - fresh >= 10 * 4, "{fresh} to {once}");
 }
 

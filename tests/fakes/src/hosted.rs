@@ -1,5 +1,5 @@
-//! Hosted APIs that speak OpenAI's protocol: keys, a bill, and a `prediction` instead of a cache
-//! that could verify drafts.
+//! Hosted APIs that speak OpenAI's protocol: keys (401), unknown fields (400), a bill, and a
+//! `prediction` instead of a cache that could verify drafts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,6 @@
 //! llama-server of llama.cpp (`0c1e570`): slots instead of a cache, tokens in chunks, two families
-//! of routes.
+//! of routes; forks, idle slots put away, events without a token in the middle of a character,
+//! penalties within the last tokens of prompt and output.
 
 mod info;
 mod native;

@@ -1,5 +1,11 @@
 //! SGLang 0.5.23: a radix cache, logprobs from a chosen position on, streams that repeat their
 //! output.
+//!
+//! * The first logprob is null; an unknown field: 400.
+//! * Streamed chats refuse `return_token_ids` and end in an event of their own; requests with tools
+//!   keep nulls.
+//! * Seeds ignored but in deterministic mode, where `min_p` asserts; all penalties of output only.
+//! * `matched_stop` names the stop text or the end token; `ignore_eos` ignores stop tokens too.
 
 mod generate;
 mod info;

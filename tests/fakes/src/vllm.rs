@@ -1,5 +1,15 @@
 //! vLLM, from 0.11 to 0.33: an engine whose behaviour depends on its version and on its model
 //! runner.
+//!
+//! * Prompt logprobs: short and right-aligned (V2), full length with garbage in the cache (V1).
+//! * The call that ends the engine: V1, a cached prefix, `detokenize`; more than 1,024
+//!   `allowed_token_ids` (V2).
+//! * Routes by version and flag: 404, 403, open; `/v1/completions` with `prompt_logprobs` never
+//!   reads the cache.
+//! * Parsers of reasoning and tool calls: events, members and usage as recorded of 0.32.0; members
+//!   that are null in complete answers.
+//! * A grammar binds the output from the first token on, whatever the prompt is.
+//! * Noise by position (V2) or from the start again (V1); only repetition counts the prompt.
 
 mod answer;
 mod chat;

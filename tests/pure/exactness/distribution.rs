@@ -275,17 +275,11 @@ fn keeps_the_distribution(target: impl Target, case: &Case, drafter: Drafter) {
     }
 }
 
+use Drafter::{Bush, Chain, Head, Lookup, Lookups, Merged};
+
 #[rstest]
 fn one_hot_drafts_keep_the_distribution(
-    #[values(
-        Drafter::Lookup,
-        Drafter::Chain,
-        Drafter::Bush,
-        Drafter::Head,
-        Drafter::Lookups,
-        Drafter::Merged
-    )]
-    drafter: Drafter,
+    #[values(Lookup, Chain, Bush, Head, Lookups, Merged)] drafter: Drafter,
     #[values(VerifyMethod::FanOut, VerifyMethod::Tree)] method: VerifyMethod,
     #[values(3, 4)] vocabulary: usize,
     #[values(11, 42)] salt: u64,
@@ -319,15 +313,7 @@ fn a_first_token_alone_keeps_the_distribution(
 #[case::fan_out(&[VerifyMethod::FanOut])]
 fn every_method_and_every_fallback_keeps_the_distribution(
     #[case] methods: &[VerifyMethod],
-    #[values(
-        Drafter::Lookup,
-        Drafter::Chain,
-        Drafter::Bush,
-        Drafter::Head,
-        Drafter::Lookups,
-        Drafter::Merged
-    )]
-    drafter: Drafter,
+    #[values(Lookup, Chain, Bush, Head, Lookups, Merged)] drafter: Drafter,
     #[values(false, true)] special: bool,
     #[values(false, true)] ends: bool,
 ) {

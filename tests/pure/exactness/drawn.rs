@@ -104,12 +104,12 @@ fn a_quarter_of_a_million_draws_have_the_distribution_of_their_positions(
     #[case] gamma: usize,
     #[case] methods: &[VerifyMethod],
 ) {
-    let (p, speculations) =
-        p(Toy { vocabulary: 8, salt: 5 }, &long(8, drafter, gamma, methods), drafter, Wrong::default());
-    println!(
-        "{drafter:?}, {methods:?}: p {p:.3} over {DRAWS} draws, {speculations} of {} outputs speculated",
-        DRAWS / TOKENS
-    );
+    assert_fits(Toy { vocabulary: 8, salt: 5 }, &long(8, drafter, gamma, methods), drafter);
+}
+
+fn assert_fits(target: impl Target, case: &Case, drafter: Drafter) {
+    let (p, speculations) = p(target, case, drafter, Wrong::default());
+    println!("{drafter:?}: p {p:.3} over {DRAWS} draws, {speculations} outputs speculated");
     assert!(p > 0.01, "p {p}");
     assert!(speculations > DRAWS / TOKENS / 2, "{speculations} speculated");
 }
@@ -119,13 +119,7 @@ fn a_quarter_of_a_million_draws_have_the_distribution_of_their_positions(
 fn draws_from_a_scored_prompt_have_the_distribution_of_their_positions() {
     let (methods, drafter) = ([VerifyMethod::Score, VerifyMethod::FanOut], Drafter::Chain);
     let target = ScoringToy { salt: 9, special: false };
-    let (p, speculations) = p(target, &long(4, drafter, 3, &methods), drafter, Wrong::default());
-    println!(
-        "{drafter:?}, {methods:?}: p {p:.3} over {DRAWS} draws, {speculations} of {} outputs speculated",
-        DRAWS / TOKENS
-    );
-    assert!(p > 0.01, "p {p}");
-    assert!(speculations > DRAWS / TOKENS / 2, "{speculations} speculated");
+    assert_fits(target, &long(4, drafter, 3, &methods), drafter);
 }
 
 /// A backend that draws a second time if the first draw does not match the draft.
