@@ -12,7 +12,8 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use tracing::Level;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use self::json::{JsonLines, Members};
@@ -33,17 +34,21 @@ fn is_json(format: LogFormat) -> bool {
 }
 
 /// Starts logging to standard error from `level` up (`error`, `warn`, `info`, `debug` or `trace`;
-/// any other text means `info`). Panics are logged too. A second call changes nothing.
+/// any other text means `info`). Libraries log at `info` at most: below it they spell out prompts,
+/// character by character, in so many lines that others are dropped. Panics are logged too. A
+/// second call changes nothing.
 pub fn init(format: LogFormat, level: &str) {
+    let level = level.parse().unwrap_or(LevelFilter::INFO);
+    let shown = Targets::new().with_target("foretell", level).with_default(level.min(LevelFilter::INFO));
     let lines = tracing_subscriber::fmt()
-        .with_max_level(level.parse().unwrap_or(LevelFilter::INFO))
+        .with_max_level(level)
         .with_writer(writer::lines())
         // Otherwise they would be printed to standard error directly.
         .log_internal_errors(false);
     let started = if is_json(format) {
-        lines.fmt_fields(Members).event_format(JsonLines).finish().try_init()
+        lines.fmt_fields(Members).event_format(JsonLines).finish().with(shown).try_init()
     } else {
-        lines.with_ansi(colours()).compact().finish().try_init()
+        lines.with_ansi(colours()).compact().finish().with(shown).try_init()
     };
     if started.is_ok() {
         std::panic::set_hook(Box::new(|panic| panicked(panic.payload(), panic.location())));

@@ -136,6 +136,8 @@ fn gamma_falls_with_temperature_and_with_load() {
     let mut table = Table::read(&path).expect("a table");
     let all = std::mem::take(&mut table.sweep.clients);
     table.seeds = 1;
+    // Of a minute the beginning is a large part.
+    (table.seconds, table.setup.until) = (240.0, Some(240.0));
     let cells = |clients: &[usize]| {
         let mut table = table.clone();
         table.sweep.clients = clients.to_vec();
@@ -165,8 +167,8 @@ fn gamma_falls_with_temperature_and_with_load() {
         // run of this table at T=0.4), so a large fall would be a loss.
         assert!(drafted[2] < drafted[0], "T={temperature}: {drafted:?}");
     }
-    // At temperature 1 there is hardly any speculation, at any load.
-    assert!(CLIENTS.iter().all(|&clients| cell(clients, 1.0).drafted < 1.0));
+    // At temperature 1 most of the output is decoded plainly, at any load: a fixed length loses.
+    assert!(CLIENTS.iter().all(|&clients| cell(clients, 1.0).plain > 0.7));
     let most = all.into_iter().max().expect("clients");
     let overloaded = cells(&[most]);
     assert!(overloaded.iter().all(|cell| cell.load > 1.0 && cell.plain > 0.8), "{overloaded:?}");

@@ -13,7 +13,7 @@ use foretell_policy::form::Maybe;
 pub struct Observe {
     /// Format of the log; auto: text on a terminal, JSON elsewhere.
     pub log: LogFormat,
-    /// Lowest level that is logged.
+    /// Lowest level that is logged; libraries log at `info` at most.
     pub level: LogLevel,
     /// URL of a collector for traces by OTLP over HTTP.
     #[serde(with = "Maybe::<Origin>")]

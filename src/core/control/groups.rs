@@ -294,9 +294,9 @@ mod tests {
             groups.note_projected(gain, Basis::Measured);
             groups.share(0.2, 0.01)
         };
-        assert!((Groups::default().share(0.2, 0.001) - 0.025 / 11.0).abs() < 1e-12, "nothing is known");
-        assert!((share(1.0) - 0.2).abs() < 1e-12 && (share(1.25) - 0.1).abs() < 1e-9);
-        assert!((share(2.25) - 0.02).abs() < 1e-9 && (share(9.0) - 0.01).abs() < 1e-12);
+        assert!((Groups::default().share(0.2, 0.001) - COST / 11.0).abs() < 1e-12, "nothing is known");
+        assert!((share(1.0) - 0.2).abs() < 1e-12 && (share(1.25) - COST / 0.25).abs() < 1e-9);
+        assert!((share(2.25) - COST / 1.25).abs() < 1e-9 && (share(9.0) - 0.01).abs() < 1e-12);
         let mut slower = Groups::default();
         slower.note_projected(3.0, Basis::Measured);
         slower.note(true, 0.02, GATE, Tick(0));
