@@ -40,7 +40,9 @@ impl Lookups {
             if !tokens.is_empty() {
                 let drafters = &mut self.drafters;
                 self.context.read(tokens, origin, |seen| {
-                    drafters.iter_mut().for_each(|drafter| drafter.observe(seen));
+                    for drafter in drafters {
+                        drafter.observe(seen);
+                    }
                 });
             }
         }

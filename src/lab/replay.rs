@@ -299,7 +299,9 @@ impl<'a> StreamReplay<'a> {
     fn read(&mut self, tokens: &[TokenId], origin: Origin) {
         let lookups = &mut self.lookups;
         self.context.read(tokens, origin, |seen| {
-            lookups.iter_mut().for_each(|lookup| lookup.observe(seen));
+            for lookup in lookups {
+                lookup.observe(seen);
+            }
         });
         self.context.tidy();
     }
