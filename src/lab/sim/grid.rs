@@ -98,7 +98,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// Ten for learning, twenty that are judged. Of fewer than 2,000 tokens [`MIN_SPEED_LATER`]
+    /// Ten for learning, twenty that are judged. Of fewer than 2,000 tokens `MIN_SPEED_LATER`
     /// would leave less than what one trial may lose.
     pub const USUAL: Self = Self { first: 10, rest: 20, tokens: 2_000 };
 }
