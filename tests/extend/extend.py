@@ -24,7 +24,7 @@ MOST = {"drafter": 3, "dialect": 4, "accept rule": 3, "metric": 2, "setting": 1}
 
 ECHO = '''//! `echo`: proposes the last token again.
 
-use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
+use super::{Budget, DrafterId, Features, Feedback, Growing, Lookup, Tree};
 use crate::units::TokenId;
 
 /// The drafter.
@@ -46,7 +46,7 @@ impl Lookup for Echo {
         self.last = seen.tokens.last().copied().or(self.last);
     }
 
-    fn draft(&self, budget: Budget) -> Tree {
+    fn draft(&self, _: &Growing, budget: Budget) -> Tree {
         let last = self.last.filter(|_| budget.nodes > 0 && budget.depth > 0);
         Tree::chain(last.as_slice(), self.id, Features::default())
     }
