@@ -9,10 +9,12 @@ use super::line::Line;
 /// Buckets of rows: 1, 2 to 3, 4 to 7, and so on.
 const BUCKETS: usize = 12;
 // Assumed before any measurement, as a share of a plain step: each row, the first draft token,
-// each draft token.
+// each draft token. Drafts are assumed to be cheap, so that large batches try them.
 const ROW: f64 = 0.02;
-const ANY: f64 = 0.05;
-const TOKEN: f64 = 0.05;
+const ANY: f64 = 0.02;
+const TOKEN: f64 = 0.01;
+/// How far off the cost of drafts may be.
+const DRAFTS: f64 = 0.05;
 /// Error of a measurement, as a share of a plain step.
 const NOISE: f64 = 0.15;
 /// Steps after which a measurement weighs half.
@@ -85,7 +87,7 @@ fn features(rows: usize, drafted: usize) -> [f64; 4] {
 
 /// A line of about these coefficients, where a plain step takes about `step` seconds.
 fn begun(mean: [f64; 4], step: f64) -> Line {
-    Line::new(mean, [2.0 * step, ROW * step, ANY * step, TOKEN * step], NOISE * step, HALF_LIFE)
+    Line::new(mean, [2.0 * step, ROW * step, DRAFTS * step, DRAFTS * step], NOISE * step, HALF_LIFE)
 }
 
 #[cfg(test)]
