@@ -107,6 +107,10 @@ mod tests {
         // One row of eight copies: the others wait for each of its tokens.
         let copies = |rows| allocate(rows, &[free(&[1.0; 8])], &StepCost { any: 0.0, ..COST }, 1.0).lengths;
         assert_eq!((copies(1), copies(8)), (vec![8], vec![2]));
+        let mut unmeasured = crate::cost::StepCosts::default();
+        unmeasured.note(16, 0, 0.02);
+        let sixteen = allocate(16, &[free(&[0.9, 0.8]); 16], &unmeasured.of(16).unwrap(), 1.03);
+        assert!(sixteen.lengths.iter().sum::<usize>() >= 16, "large batches are tried: {sixteen:?}");
         // The more rows share a step, the dearer is a token in it.
         let choice = allocate(12, &[free(&[0.9, 0.6])], &StepCost { any: 0.0, ..COST }, 1.0);
         assert_eq!(choice.lengths, [1]);
