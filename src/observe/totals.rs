@@ -337,14 +337,14 @@ mod tests {
         totals.finish(&Finished { speculation, ..completion(Path::Speculated, None) });
         let now = totals.now();
         assert_eq!(now.rounds(), (3, 12, 5));
-        let told = now.to_json();
-        let lookup = &told["drafters"][1];
+        let shown = now.to_json();
+        let lookup = &shown["drafters"][1];
         assert_eq!(lookup["drafter"], "prompt_lookup");
         assert_eq!(lookup["positions"], json!([[2, 2], [2, 2], [1, 0], [1, 0]]));
-        assert_eq!(told["drafters"][0]["positions"], json!([[1, 1], [1, 0], [1, 0]]), "a tree of depth 3");
+        assert_eq!(shown["drafters"][0]["positions"], json!([[1, 1], [1, 0], [1, 0]]), "a tree of depth 3");
         assert!((lookup["verify_seconds"].as_f64().unwrap() - 0.04).abs() < 1e-9);
         let cold = json!({ "temperature": "0", "load": "0-0.25", "rounds": 3, "drafted": 12, "accepted": 5, "tolerance": 0.0 });
-        assert_eq!(told["conditions"], json!([cold]));
+        assert_eq!(shown["conditions"], json!([cold]));
     }
 
     #[test]
@@ -362,19 +362,19 @@ mod tests {
             let reason = Some(PassthroughReason::Route.into());
             totals.finish(&Finished { route: Some(api), reason, ..Finished::new(Path::Passthrough, "b") });
         }
-        let told = totals.now().to_json();
-        assert_eq!(told["speculated"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
-        assert_eq!(told["control_group"]["requests"], 2);
-        assert!((told["control_group"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
-        assert_eq!((&told["completions"], &told["other_requests"]), (&json!(6), &json!(1)));
-        assert_eq!(told["paths"], json!({ "speculated": 1, "plain": 3, "passthrough": 2 }));
-        let route = &told["reasons"][2];
+        let shown = totals.now().to_json();
+        assert_eq!(shown["speculated"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
+        assert_eq!(shown["control_group"]["requests"], 2);
+        assert!((shown["control_group"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
+        assert_eq!((&shown["completions"], &shown["other_requests"]), (&json!(6), &json!(1)));
+        assert_eq!(shown["paths"], json!({ "speculated": 1, "plain": 3, "passthrough": 2 }));
+        let route = &shown["reasons"][2];
         assert_eq!(
             (&route["reason"], &route["requests"]),
             (&json!("route"), &json!(2)),
             "they are part of the whole"
         );
-        let no_gain = &told["reasons"][1];
+        let no_gain = &shown["reasons"][1];
         assert_eq!((&no_gain["reason"], &no_gain["requests"]), (&json!("no_gain"), &json!(2)));
     }
 

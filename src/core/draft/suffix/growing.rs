@@ -2,7 +2,7 @@
 //!
 //! It has sorted runs, each several times as large as the next, and after them an unsorted tail
 //! that is read token by token. All of them refer to one text, so a context continues across their
-//! borders. The amortised cost of a push, merging included, is logarithmic in the length.
+//! borders. The amortised cost of a token, merging included, is logarithmic in the length.
 
 use super::TokenId;
 use super::find::Finder;
@@ -36,13 +36,9 @@ impl Growing {
         Self::default()
     }
 
-    /// Everything pushed so far.
+    /// Everything added so far.
     pub fn text(&self) -> &[TokenId] {
         &self.text
-    }
-
-    pub fn push(&mut self, token: TokenId) {
-        self.extend(&[token]);
     }
 
     /// Adds tokens; faster than one by one. Tokens beyond 2^32 are ignored.
@@ -149,7 +145,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Push(token) => {
-                        growing.push(token);
+                        growing.extend(&[token]);
                         text.push(token);
                     }
                     Step::Extend(tokens) => {
@@ -202,7 +198,7 @@ mod tests {
             assert!(growing.pieces.len() <= 8, "{chunk}: {}", growing.pieces.len());
         }
         let mut empty = Growing::new();
-        (0..2000).for_each(|_| empty.push(order::SEPARATOR));
+        (0..2000).for_each(|_| empty.extend(&[order::SEPARATOR]));
         assert_eq!((empty.pieces.len(), empty.finder().match_len()), (1, 0));
     }
 
